@@ -1,0 +1,1 @@
+"""Probe an instance, fit its cost model, watch it drift."""

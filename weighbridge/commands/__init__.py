@@ -1,0 +1,1 @@
+"""One file per CLI command; each exposes `register(app)`."""

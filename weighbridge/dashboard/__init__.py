@@ -1,0 +1,1 @@
+"""Web UI over the admin API and event logs; it writes nothing."""

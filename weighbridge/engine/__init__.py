@@ -1,0 +1,1 @@
+"""The embedded engine: the scheduler and a llama.cpp runner behind an OpenAI server."""

@@ -1,0 +1,1 @@
+"""Driver in wall time: OpenAI surface, relay, engine adapters, health, admin API."""

@@ -1,0 +1,1 @@
+"""How much memory, how much load, how many instances."""

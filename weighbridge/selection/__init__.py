@@ -1,0 +1,1 @@
+"""Which model answers, before the router picks the instance."""

@@ -1,0 +1,1 @@
+"""Driver in virtual time: event heap, simulated instances, experiments."""
