@@ -1,4 +1,4 @@
-"""Print source lines per package and fail when the budget is passed or a file grows beyond 400 lines without a reason."""
+"""Print source lines per package; fail when a file grows beyond 400 lines without a reason."""
 
 from __future__ import annotations
 

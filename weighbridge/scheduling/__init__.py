@@ -1,1 +1,1 @@
-"""What one instance runs next: sequences, blocks, prefix cache, scheduler. Pure; the engine and the simulator share it."""
+"""What one instance runs next: sequences, blocks, prefix cache, scheduler. Pure; engine and simulator share it."""

@@ -1,0 +1,1 @@
+"""The one configuration file: decoding, substitution and errors that name file and place."""

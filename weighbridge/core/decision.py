@@ -1,0 +1,35 @@
+"""Why a request went where it went."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One instance as it looked to the policy. Tokens are tokens, `terms` are seconds by name, lower `score` wins.
+
+    `excluded` holds the reason when the instance could not be chosen; it then has no score.
+    """
+
+    instance: str
+    cached_tokens: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    terms: dict[str, float] = {}
+    score: float | None = None
+    excluded: str | None = None
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The record of one placement. `length_estimate` names the output-length estimate that was used."""
+
+    request_id: str
+    at_s: float
+    policy: str
+    chosen: str
+    candidates: tuple[Candidate, ...]
+    attempt: int = 1
+    queued_s: float = 0.0
+    length_estimate: str = "full_budget"
+    expected_output_tokens: int = 0
+    note: str = ""

@@ -1,0 +1,86 @@
+"""The event log: one JSON object per line, first a header, then one entry per call of `Router.handle`.
+
+    {"format":"weighbridge.events","version":1,"router":{...},"source":"gateway"}
+    {"t":12.5,"e":{"type":"arrived",...},"a":[{"type":"dispatch",...}]}
+
+Replaying `e` at `t` through a fresh router with the header's settings must give exactly `a`. A last line that
+was cut by a crash is dropped and counted; any other bad line is an error that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import IO, Any
+
+import msgspec
+
+from weighbridge.core.actions import Action
+from weighbridge.core.errors import LogError
+from weighbridge.core.events import Event
+
+FORMAT = "weighbridge.events"
+VERSION = 1
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reader needs to build the same router again."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    source: str = ""
+    router: dict[str, Any] = {}
+    created: str = ""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One call of the router: time in seconds on the router's clock, event, actions."""
+
+    t: float
+    e: Event
+    a: tuple[Action, ...]
+
+
+_encoder = msgspec.json.Encoder()
+_entry_decoder = msgspec.json.Decoder(Entry)
+
+
+def encode_header(header: Header) -> bytes:
+    """One line, newline included."""
+    return _encoder.encode(header) + b"\n"
+
+
+def encode_entry(now_s: float, event: Event, actions: Iterable[Action]) -> bytes:
+    """One line, newline included."""
+    return _encoder.encode(Entry(now_s, event, tuple(actions))) + b"\n"
+
+
+class LogReader:
+    """Iterate a log's entries. `header` is read at once; `truncated` says whether the last line was cut."""
+
+    def __init__(self, stream: IO[bytes], name: str = "event log") -> None:
+        self._stream, self._name = stream, name
+        self.truncated = False
+        first = stream.readline()
+        try:
+            self.header = msgspec.json.decode(first, type=Header)
+        except msgspec.MsgspecError as error:
+            raise LogError(f"{name}: line 1 is not a Weighbridge event-log header ({error})") from None
+        if self.header.format != FORMAT:
+            raise LogError(f"{name}: line 1: format is {self.header.format!r}, expected {FORMAT!r}")
+        if self.header.version > VERSION:
+            raise LogError(
+                f"{name}: written by a newer version (log version {self.header.version}, this program reads up to "
+                f"{VERSION}); upgrade weighbridge to read it"
+            )
+
+    def __iter__(self) -> Iterator[Entry]:
+        for number, line in enumerate(self._stream, start=2):
+            if not line.strip():
+                continue
+            try:
+                yield _entry_decoder.decode(line)
+            except msgspec.MsgspecError as error:
+                if not line.endswith(b"\n"):
+                    self.truncated = True
+                    return
+                raise LogError(f"{self._name}: line {number}: {error}") from None

@@ -1,0 +1,67 @@
+"""What is known of an instance before any request runs on it, and what it reports of itself."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Role = Literal["mixed", "prefill", "decode"]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Hard limits of one engine; None where the engine did not tell."""
+
+    token_budget: int | None = None
+    max_sequences: int | None = None
+    block_size: int = 16
+    kv_blocks: int | None = None
+    max_context: int | None = None
+    prefix_caching: bool = True
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """KV capacity in tokens."""
+        return None if self.kv_blocks is None else self.kv_blocks * self.block_size
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """The two-rate view of a profile, in tokens per second."""
+
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+
+
+class StepTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Coefficients of the step-time model in seconds; see `weighbridge.cost.step` for the formula."""
+
+    base_s: float
+    prefill_s: float
+    attend_s: float = 0.0
+    sequence_s: float = 0.0
+    kv_s: float = 0.0
+    scan_s: float = 0.0
+
+
+class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One engine with its own KV cache. `models` are the ids it answers to; `error` is the profile's relative error."""
+
+    name: str
+    models: tuple[str, ...] = ()
+    pool: str = "default"
+    kind: str = "openai"
+    role: Role = "mixed"
+    limits: Limits = Limits()
+    rates: Rates | None = None
+    step: StepTerms | None = None
+    error: float | None = None
+
+
+class LoadReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an engine said of its own load. None where it does not tell; `kv_usage` is a fraction in [0, 1]."""
+
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    waiting_tokens: int | None = None
+    generation_tokens_per_s: float | None = None

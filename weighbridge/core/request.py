@@ -1,0 +1,48 @@
+"""What a client asks for, as far as routing needs to know it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request as the router sees it; no prompt text, only its size and the hashes of its leading blocks.
+
+    `prompt_tokens` may be an estimate; `max_tokens` is the output budget (> 0). `prefix_hashes` are chained
+    hashes of the prompt's leading blocks of `prefix_block_tokens` tokens each: equal hash i means that the
+    first i + 1 blocks are equal. The tenant is part of the chain, so tenants never match each other.
+    """
+
+    id: str
+    arrival_s: float
+    prompt_tokens: int
+    max_tokens: int
+    model: str = ""
+    tenant: str = ""
+    tier: str = "standard"
+    endpoint: str = "chat"
+    session: str = ""
+    stream: bool = True
+    prefix_hashes: tuple[int, ...] = ()
+    prefix_block_tokens: int = 16
+    allow: tuple[str, ...] = ()
+    """What the client lets the router do under overload: `clip` (lower max_tokens), `defer` (treat as batch)."""
+
+
+class Tier(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An SLO class. Lower `priority` is served first (vLLM's meaning). A bound of None is not checked."""
+
+    name: str
+    priority: int
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+    may_preempt: bool = False
+    sheddable: bool = True
+
+
+DEFAULT_TIERS: tuple[Tier, ...] = (
+    Tier(name="interactive", priority=0, ttft_s=0.5, may_preempt=True, sheddable=False),
+    Tier(name="standard", priority=10, e2e_s=10.0),
+    Tier(name="batch", priority=20),
+)
