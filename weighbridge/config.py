@@ -1,1 +1,0 @@
-"""The one configuration file: decoding, substitution and errors that name file and place."""

@@ -1,0 +1,136 @@
+"""A YAML file as a checked value: unknown keys, duplicate keys and wrong types are refused with file, line and path.
+
+`${NAME}` in a string is replaced by the environment variable NAME, `${NAME:-default}` falls back to a default, and
+`$${` is a literal `${`. A variable that is not set and has no default is an error, not an empty string.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from weighbridge.core.errors import ConfigError
+
+T = TypeVar("T")
+
+_VARIABLE = re.compile(r"\$(\$\{)|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+MAX_BYTES = 1 << 20
+
+
+class Document:
+    """A parsed YAML file that remembers where everything stood."""
+
+    def __init__(self, text: str, name: str, environment: Mapping[str, str]) -> None:
+        """Parse `text`.
+
+        Raises:
+            ConfigError: not YAML, a duplicate key, or an environment variable that is not set.
+        """
+        self.name = name
+        try:
+            self._root = yaml.compose(text, Loader=yaml.SafeLoader)
+            self.value = {} if self._root is None else _build(self._root, "$", name, environment)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark
+            where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
+            raise ConfigError(f"not valid YAML: {error.problem or error}", source=where) from None
+        except yaml.YAMLError as error:
+            raise ConfigError(f"not valid YAML: {error}", source=name) from None
+
+    @classmethod
+    def read(cls, path: Path, environment: Mapping[str, str]) -> Document:
+        """Read and parse a file of at most 1 MiB."""
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"cannot be read: {error.strerror}", source=str(path)) from None
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"is {len(data)} bytes, more than a configuration file can be", source=str(path))
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"is not UTF-8 text (byte {error.start})", source=str(path)) from None
+        return cls(text, str(path), environment)
+
+    def to(self, type_: type[T]) -> T:
+        """Convert to `type_`, whose structs should forbid unknown fields.
+
+        Raises:
+            ConfigError: with file, line and path of the first thing that does not fit.
+        """
+        try:
+            return msgspec.convert(self.value, type_)
+        except msgspec.ValidationError as error:
+            message, _, path = str(error).partition(" - at `")
+            raise self.error(message, path.rstrip("`") or "$") from None
+
+    def error(self, message: str, path: str) -> ConfigError:
+        """An error about the value at `path`, such as `$.instances[0].url`."""
+        node = self._root
+        for key, index in _STEP.findall(path):
+            step = _child(node, key, index)
+            if step is None:
+                break
+            node = step
+        unknown = re.search(r"unknown field `([^`]+)`", message)
+        if unknown and isinstance(node, yaml.MappingNode):
+            node = next((k for k, _ in node.value if k.value == unknown.group(1)), node)
+        where = self.name if node is None else f"{self.name}:{node.start_mark.line + 1}"
+        return ConfigError(_humanise(message), source=where, path=path)
+
+
+def _child(node: Any, key: str, index: str) -> Any:
+    if key and isinstance(node, yaml.MappingNode):
+        return next((value for name, value in node.value if name.value == key), None)
+    if index.isdigit() and isinstance(node, yaml.SequenceNode) and int(index) < len(node.value):
+        return node.value[int(index)]
+    return None
+
+
+def _humanise(message: str) -> str:
+    message = message.replace("Object contains unknown field", "unknown key")
+    message = message.replace("Object missing required field", "missing key")
+    return message[:1].lower() + message[1:] if message.startswith(("Expected", "Invalid")) else message
+
+
+def _build(node: Any, path: str, name: str, environment: Mapping[str, str]) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        result: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value
+            where = f"{name}:{key_node.start_mark.line + 1}"
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ConfigError("a key must be a plain word", source=where, path=path)
+            if key in result:
+                raise ConfigError(f"key {key!r} stands twice; keep one", source=where, path=path)
+            result[key] = _build(value_node, f"{path}.{key}", name, environment)
+        return result
+    if isinstance(node, yaml.SequenceNode):
+        return [_build(child, f"{path}[{i}]", name, environment) for i, child in enumerate(node.value)]
+    value = yaml.SafeLoader("").construct_object(node, deep=True)
+    if isinstance(value, str) and "${" in value:
+        return _substitute(value, f"{name}:{node.start_mark.line + 1}", path, environment)
+    return value
+
+
+def _substitute(text: str, source: str, path: str, environment: Mapping[str, str]) -> str:
+    def replace(match: re.Match[str]) -> str:
+        if match.group(1):
+            return "${"
+        variable, default = match.group(2), match.group(3)
+        found = environment.get(variable, default)
+        if found is None:
+            raise ConfigError(
+                f"environment variable {variable} is not set; set it or write ${{{variable}:-default}}",
+                source=source,
+                path=path,
+            )
+        return found
+
+    return _VARIABLE.sub(replace, text)

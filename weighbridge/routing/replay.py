@@ -1,0 +1,115 @@
+"""Run a recorded event log through a fresh router: prove parity, or ask another policy what it would have done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from weighbridge.core.actions import Action, Dispatch
+from weighbridge.core.errors import LogError
+from weighbridge.core.event_log import Entry, Header
+from weighbridge.core.events import RequestArrived
+from weighbridge.routing.policies.registry import make_policy
+from weighbridge.routing.policy import Choice, Policy, View
+from weighbridge.routing.router import Router, RouterSettings
+
+
+class Mismatch(msgspec.Struct, frozen=True):
+    """An entry whose recorded and replayed actions differ. `entry` counts from 1, after the header."""
+
+    entry: int
+    t: float
+    event: str
+    recorded: tuple[Action, ...]
+    replayed: tuple[Action, ...]
+
+
+class Parity(msgspec.Struct, frozen=True, kw_only=True):
+    """Outcome of `check`; the log is proven when `mismatches` is empty."""
+
+    entries: int
+    requests: int
+    actions: int
+    mismatches: tuple[Mismatch, ...]
+
+
+class Alternative(msgspec.Struct, frozen=True, kw_only=True):
+    """What another policy would have chosen for the requests of a log, given the same recorded world.
+
+    The world is the recorded one: the other policy sees the outcomes of the choices that were really made. It says
+    where policies disagree, not how the other one would have fared; for that, simulate.
+    """
+
+    policy: str
+    requests: int
+    agree: int
+    recorded_share: dict[str, int]
+    alternative_share: dict[str, int]
+
+
+def router_from(header: Header, **changes: Any) -> Router:
+    """The router that a log was recorded with, some settings changed."""
+    try:
+        settings = msgspec.convert({**header.router, **changes}, RouterSettings)
+    except msgspec.ValidationError as error:
+        raise LogError(f"the log's header does not describe a router this program can build: {error}") from None
+    return Router(settings)
+
+
+def check(header: Header, entries: Iterable[Entry], *, most: int = 20) -> Parity:
+    """Feed every recorded event at its recorded time and compare the actions; keep at most `most` mismatches."""
+    router = router_from(header)
+    total = requests = actions = 0
+    mismatches: list[Mismatch] = []
+    for total, entry in enumerate(entries, start=1):
+        replayed = tuple(router.handle(entry.e, entry.t))
+        requests += isinstance(entry.e, RequestArrived)
+        actions += len(replayed)
+        if replayed != entry.a and len(mismatches) < most:
+            mismatches.append(Mismatch(total, entry.t, type(entry.e).__name__, entry.a, replayed))
+    return Parity(entries=total, requests=requests, actions=actions, mismatches=tuple(mismatches))
+
+
+def alternative(header: Header, entries: Iterable[Entry], policy: str, options: dict[str, Any]) -> Alternative:
+    """Ask `policy`, at every placement of the log, where it would have sent the request.
+
+    A fresh router follows the recorded placements, so that `policy` is asked on the ledger as it really was.
+    """
+    router = router_from(header, record_decisions=False)
+    script = _Script(make_policy(policy, options))
+    router.policy = script
+    requests = 0
+    for entry in entries:
+        script.target = next((a.instance for a in entry.a if isinstance(a, Dispatch)), "")
+        requests += isinstance(entry.e, RequestArrived)
+        router.handle(entry.e, entry.t)
+    return Alternative(
+        policy=policy,
+        requests=requests,
+        agree=script.agree,
+        recorded_share=dict(sorted(script.recorded.items())),
+        alternative_share=dict(sorted(script.wished.items())),
+    )
+
+
+class _Script:
+    """A policy that repeats what the log says and notes what another one would have said."""
+
+    def __init__(self, other: Policy) -> None:
+        self.other = other
+        self.target = ""
+        self.agree = 0
+        self.recorded: dict[str, int] = {}
+        self.wished: dict[str, int] = {}
+
+    def choose(self, view: View) -> Choice:
+        names = [option.instance.name for option in view.options]
+        wish = names[self.other.choose(view).index]
+        self.wished[wish] = self.wished.get(wish, 0) + 1
+        self.recorded[self.target] = self.recorded.get(self.target, 0) + 1
+        self.agree += wish == self.target
+        if self.target not in names:
+            raise LogError(f"request {view.request.id} was sent to {self.target!r}, which the log says was not up")
+        return Choice(names.index(self.target))
