@@ -1,0 +1,1 @@
+"""Helpers of the tests: fakes that speak real bytes over loopback."""

@@ -1,0 +1,112 @@
+"""Decoder of the chunked transfer coding, strict and without a copy where a read holds one whole chunk."""
+
+MAX_SIZE_LINE = 256
+MAX_TRAILER_BYTES = 8192
+
+
+class ChunkedDecoder:
+    """Turns reads into payload. `done` is set by the terminating chunk; `rest` then holds surplus bytes."""
+
+    __slots__ = ("_carry", "_left", "_trailer", "done", "rest")
+
+    def __init__(self) -> None:
+        self._carry = b""
+        self._left = 0  # payload bytes of the open chunk still to come
+        self._trailer = -1  # bytes of trailer seen, once in it
+        self.done = False
+        self.rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The payload in `data`. Raises ValueError on malformed framing."""
+        pieces: list[bytes] = []
+        position = 0
+        if self._left:
+            piece = data[: self._left]
+            pieces.append(piece)
+            position = len(piece)
+            self._left -= position
+            if self._left:
+                return piece
+            self._carry = b"\r\n?"  # expects the line break that ends the chunk
+        if self._carry:
+            if self._carry == b"\r\n?" or self._carry == b"\r\n?\r":
+                data = self._carry[3:] + data[position:]
+                position = 0
+                if len(data) < 2:
+                    self._check_break(data)
+                    self._carry = b"\r\n?" + data
+                    return pieces[0] if pieces else b""
+                self._check_break(data[:2])
+                position = 2
+            else:
+                data = self._carry + data
+            self._carry = b""
+        if self._trailer >= 0:
+            self._end(data)
+            return b""
+        self._walk(data, position, pieces)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _walk(self, data: bytes, position: int, pieces: list[bytes]) -> None:
+        size_bytes = len(data)
+        find = data.find
+        while position < size_bytes:
+            line_end = find(b"\r\n", position)
+            if line_end < 0:
+                if size_bytes - position > MAX_SIZE_LINE:
+                    raise ValueError("chunk size line is too long")
+                self._carry = data[position:]
+                return
+            size = _size(data[position:line_end])
+            start = line_end + 2
+            if size == 0:
+                self._trailer = 0
+                self._end(data[start:])
+                return
+            end = start + size
+            if end + 2 <= size_bytes:
+                if data[end : end + 2] != b"\r\n":
+                    raise ValueError("chunk does not end with CRLF")
+                pieces.append(data[start:end])
+                position = end + 2
+                continue
+            if end <= size_bytes:
+                pieces.append(data[start:end])
+                self._check_break(data[end:])
+                self._carry = b"\r\n?" + data[end:]
+            else:
+                if start < size_bytes:
+                    pieces.append(data[start:])
+                self._left = end - size_bytes
+            return
+
+    @staticmethod
+    def _check_break(data: bytes) -> None:
+        if not b"\r\n".startswith(data):
+            raise ValueError("chunk does not end with CRLF")
+
+    def _end(self, data: bytes) -> None:
+        while True:
+            line_end = data.find(b"\r\n")
+            if line_end < 0:
+                self._trailer += 0
+                if len(data) > MAX_TRAILER_BYTES:
+                    raise ValueError("trailer is too long")
+                self._carry = data
+                return
+            if line_end == 0:
+                self.done = True
+                self.rest = data[2:]
+                return
+            self._trailer += line_end
+            if self._trailer > MAX_TRAILER_BYTES:
+                raise ValueError("trailer is too long")
+            data = data[line_end + 2 :]
+
+
+def _size(line: bytes) -> int:
+    """A chunk size; extensions are ignored, signs, spaces and underscores refused."""
+    size = line.partition(b";")[0].rstrip(b" \t") if b";" in line else line
+    if not size.isalnum() or len(size) > 15 or (size[1:2] in b"xX" and len(size) > 1):
+        raise ValueError("malformed chunk size")
+    return int(size, 16)

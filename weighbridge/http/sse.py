@@ -1,0 +1,253 @@
+"""Server-sent events: where one ends, over any cut and any line ending, and what a relay must know of each.
+
+`SseParser` decodes events as the WHATWG algorithm does. `SseScanner` serves the relay: per read a few searches at C
+speed; single events are looked at only until the first token and where a marker (usage, error) was found.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+# Python's `re` would otherwise split CRLF in two: atomic groups keep it one line end.
+_EVENT_END = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+_LINE = re.compile(rb"\r\n|\n|\r")
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
+_BOM = b"\xef\xbb\xbf"
+MAX_EVENT_BYTES = 8 * 1024 * 1024
+_decode = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True)
+class SseEvent:
+    """One dispatched event."""
+
+    data: str
+    event: str = "message"
+    id: str = ""
+
+
+def event_data(block: bytes) -> bytes | None:
+    """The data of one event's bytes (its `data` lines joined by LF), or None if it has no data line."""
+    parts = []
+    for line in _LINE.split(block):
+        if line.startswith(b"data:"):
+            parts.append(line[6:] if line[5:6] == b" " else line[5:])
+        elif line == b"data":
+            parts.append(b"")
+    return b"\n".join(parts) if parts else None
+
+
+class _Splitter:
+    """Cuts a byte stream behind each blank line; keeps the unfinished rest."""
+
+    __slots__ = ("_first", "tail")
+
+    def __init__(self) -> None:
+        self.tail = b""
+        self._first = True
+
+    def feed(self, data: bytes) -> bytes:
+        """All whole events in `data` and what was kept; the unfinished rest is in `tail`."""
+        if self._first:
+            data = self.tail + data
+            self.tail = b""
+            if len(data) < 3 and _BOM.startswith(data):
+                self.tail = data
+                return b""
+            self._first = False
+        elif self.tail:
+            data = self.tail + data
+            self.tail = b""
+        if data[-2:] == b"\n\n":
+            return data
+        cut = data.rfind(b"\n\n") + 2 if b"\r" not in data else self._last_end(data)
+        if cut < 2:
+            cut = 0
+        if len(data) - cut > MAX_EVENT_BYTES:
+            raise ValueError(f"an event is longer than {MAX_EVENT_BYTES} bytes")
+        self.tail = data[cut:]
+        return data[:cut]
+
+    @staticmethod
+    def _last_end(data: bytes) -> int:
+        cut = 0
+        for match in _EVENT_END.finditer(data):
+            cut = match.end()
+        return cut
+
+
+class SseParser:
+    """Decodes a stream of bytes into events, as a browser's EventSource would."""
+
+    __slots__ = ("_last_id", "_splitter", "_started")
+
+    def __init__(self) -> None:
+        self._splitter = _Splitter()
+        self._started = False
+        self._last_id = ""
+
+    def feed(self, data: bytes) -> list[SseEvent]:
+        """The events completed by `data`. Raises ValueError if one is absurdly long."""
+        whole = self._splitter.feed(data)
+        if whole and not self._started:
+            self._started = True
+            whole = whole.removeprefix(_BOM)
+        events = []
+        for block in _EVENT_END.split(whole):
+            event = self._event(block)
+            if event is not None:
+                events.append(event)
+        return events
+
+    def _event(self, block: bytes) -> SseEvent | None:
+        data: list[str] = []
+        kind = ""
+        for raw in _LINE.split(block):
+            if not raw or raw[:1] == b":":
+                continue
+            name, _, value = raw.decode("utf-8", "replace").partition(":")
+            value = value[1:] if value[:1] == " " else value
+            if name == "data":
+                data.append(value)
+            elif name == "event":
+                kind = value
+            elif name == "id" and "\0" not in value:
+                self._last_id = value
+        if not data:
+            return None
+        return SseEvent("\n".join(data), kind or "message", self._last_id)
+
+
+class SseScanner:
+    """Watches a relayed stream.
+
+    `events` counts data events other than `[DONE]` and usage-only ones, `tokens_seen` turns True with the first
+    generated token of any kind, `usage` holds the last usage object (decoded), `error` the first error frame's object,
+    `done` and `finish` whether `[DONE]` and a finish reason were seen.
+
+    With `strip_usage` a frame whose `choices` is empty and which carries usage is withheld from what `feed` returns.
+    """
+
+    __slots__ = ("_splitter", "_started", "_strip", "done", "error", "events", "finish", "tokens_seen", "usage")
+
+    def __init__(self, strip_usage: bool = False) -> None:
+        self._splitter = _Splitter()
+        self._started = False
+        self._strip = strip_usage
+        self.events = 0
+        self.tokens_seen = False
+        self.done = False
+        self.finish = False
+        self.error: Any = None
+        self.usage: dict[str, Any] | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        """Scans one read; returns what may be sent on: `data` itself, or whole events while stripping."""
+        whole = self._splitter.feed(data)
+        if not whole:
+            return b"" if self._strip else data
+        kept = self._scan(whole)
+        return kept if self._strip else data
+
+    def flush(self) -> bytes:
+        """At the end of the stream: an unfinished event that stripping held back."""
+        tail, self._splitter.tail = self._splitter.tail, b""
+        return tail if self._strip else b""
+
+    @property
+    def partial(self) -> bool:
+        """True while an event has begun and not ended."""
+        return bool(self._splitter.tail)
+
+    def _scan(self, whole: bytes) -> bytes:
+        if self.tokens_seen and whole[:5] == b"data:" and not self._marked(whole):
+            blocks = whole.count(b"\n\n")
+            lines = whole.count(b"\n")
+            if lines == 2 * blocks and b"\r" not in whole and whole.count(b"\ndata:") + 1 == blocks:
+                self.events += blocks
+                return whole
+        return self._scan_each(whole)
+
+    @staticmethod
+    def _marked(whole: bytes) -> bool:
+        return (
+            b"[DONE]" in whole
+            or b'"error"' in whole
+            or (b'"usage"' in whole and _USAGE.search(whole) is not None)
+            or (b'"finish_reason"' in whole and _FINISH.search(whole) is not None)
+        )
+
+    def _scan_each(self, whole: bytes) -> bytes:
+        kept = []
+        start = 0
+        for match in _EVENT_END.finditer(whole):
+            block = whole[start : match.start()]
+            if self._look(block) or not self._strip:
+                kept.append(whole[start : match.end()])
+            start = match.end()
+        kept.append(whole[start:])
+        return b"".join(kept)
+
+    def _look(self, block: bytes) -> bool:
+        """Takes note of one event; False if it is a usage-only frame."""
+        if not self._started:
+            self._started = True
+            block = block.removeprefix(_BOM)
+        data = event_data(block)
+        if data is None:
+            return True
+        if data.strip() == b"[DONE]":
+            self.done = True
+            return True
+        marked = self._marked(data)
+        if self.tokens_seen and not marked:
+            self.events += 1
+            return True
+        frame: Any
+        try:
+            frame = _decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            frame = None
+        if not isinstance(frame, dict):
+            self.events += 1
+            return True
+        return self._note(frame)
+
+    def _note(self, frame: dict[str, Any]) -> bool:
+        error = frame.get("error")
+        if error and self.error is None:
+            self.error = error
+        usage = frame.get("usage")
+        if isinstance(usage, dict):
+            self.usage = usage
+        choices = frame.get("choices")
+        if isinstance(usage, dict) and choices == [] and not error:
+            return False
+        self.events += 1
+        if not self.tokens_seen:
+            self.tokens_seen = has_token(frame)
+        if isinstance(choices, list):
+            self.finish = self.finish or any(isinstance(c, dict) and c.get("finish_reason") for c in choices)
+        elif frame.get("type") in ("message_stop", "response.completed"):
+            self.done = True
+        return True
+
+
+def has_token(frame: dict[str, Any]) -> bool:
+    """Whether a frame carries generated text of any kind: content, reasoning, refusal or tool call."""
+    choices = frame.get("choices")
+    if isinstance(choices, list):
+        for choice in choices:
+            if not isinstance(choice, dict):
+                continue
+            if choice.get("text"):
+                return True
+            delta = choice.get("delta")
+            if isinstance(delta, dict) and any(v for k, v in delta.items() if k != "role"):
+                return True
+        return False
+    kind = frame.get("type")
+    return isinstance(kind, str) and kind.endswith("delta")
