@@ -93,9 +93,9 @@ def test_stripping_removes_exactly_the_usage_frame(texts: list[str], end: str, w
     stream = b"".join(wire) + f"data: {last}{end}{end}".encode() + done
     scanner = SseScanner(strip_usage=True)
     out = b"".join(scanner.feed(piece) for piece in cut(stream, where)) + scanner.flush()
-    assert out.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b"\n", b"") == (
-        b"".join(wire) + done
-    ).replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b"\n", b"")
+    assert out.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b"\n", b"") == (b"".join(wire) + done).replace(
+        b"\r\n", b"\n"
+    ).replace(b"\r", b"\n").replace(b"\n", b"")
     assert [d for _, d in oracle(out)] == [*frames, "[DONE]"]
     assert scanner.usage == {"prompt_tokens": 3, "completion_tokens": len(texts)}
     assert scanner.events == len(texts)

@@ -46,9 +46,7 @@ class Call:
             await self.write(data[start : start + size])
             await asyncio.sleep(pause_s)
 
-    async def reply(
-        self, status: int, body: bytes, content_type: str = "application/json", extra: bytes = b""
-    ) -> None:
+    async def reply(self, status: int, body: bytes, content_type: str = "application/json", extra: bytes = b"") -> None:
         """A whole response with Content-Length."""
         head = b"HTTP/1.1 %d X\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b\r\n"
         await self.write(head % (status, content_type.encode(), len(body), extra) + body)

@@ -19,7 +19,9 @@ from weighbridge.http import (
 )
 
 
-def ask(reply: bytes, size: int = 1 << 20, *, close: bool = False, limits: ClientLimits | None = None) -> tuple[int, bytes]:
+def ask(
+    reply: bytes, size: int = 1 << 20, *, close: bool = False, limits: ClientLimits | None = None
+) -> tuple[int, bytes]:
     async def script(call: Call) -> None:
         await call.pieces(reply, size)
         if close:

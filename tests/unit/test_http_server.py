@@ -322,7 +322,11 @@ def test_errors_use_the_envelope_and_crashes_are_500(caplog: pytest.LogCaptureFi
         server = HttpServer(table)
         await server.start()
         get = "GET {} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
-        for path, status, code in (("/nope", 404, "unknown_url"), ("/echo", 405, "method_not_allowed"), ("/crash", 500, None)):
+        for path, status, code in (
+            ("/nope", 404, "unknown_url"),
+            ("/echo", 405, "method_not_allowed"),
+            ("/crash", 500, None),
+        ):
             reply = await talk(server, get.format(path).encode())
             assert reply.startswith(b"HTTP/1.1 %d" % status)
             error = json.loads(reply.partition(b"\r\n\r\n")[2])["error"]
