@@ -1,0 +1,104 @@
+"""`weighbridge plan`: KV capacity, stability, and the smallest fleet that holds an SLO."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the `plan` group."""
+    plan = typer.Typer(help="Size a deployment before it exists.", no_args_is_help=True, rich_markup_mode=None)
+    plan.command("kv")(_kv)
+    plan.command("stability")(_stability)
+    app.add_typer(plan, name="plan")
+
+
+def _kv(
+    layers: Annotated[int, typer.Option(help="Layers that keep a KV cache.")] = 32,
+    kv_heads: Annotated[int, typer.Option(help="KV heads per layer (not query heads).")] = 8,
+    head_dim: Annotated[int, typer.Option(help="Elements per head.")] = 128,
+    window: Annotated[int | None, typer.Option(help="Sliding window in tokens, all layers.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A Hugging Face config.json instead of the numbers.")] = None,
+    gguf: Annotated[Path | None, typer.Option(help="A GGUF file instead of the numbers.")] = None,
+    dtype_bytes: Annotated[int | None, typer.Option(help="Bytes per cached number.")] = None,
+    kv_dtype: Annotated[str | None, typer.Option(help="f32, f16, bf16, fp8, int8 or a ggml type such as q8_0.")] = None,
+    scale_bytes: Annotated[int, typer.Option(help="Bytes of scales per head and token of a quantised cache.")] = 0,
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens per sequence. Default: 8192, or the model's context.")
+    ] = None,
+    sequences: Annotated[int | None, typer.Option(help="Sequences alive at once.")] = None,
+    shared_prefix: Annotated[int, typer.Option(help="Leading tokens that all sequences share.")] = 0,
+    block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
+    tp: Annotated[int, typer.Option(help="Tensor-parallel devices.")] = 1,
+    memory: Annotated[
+        str | None, typer.Option(help="Memory of one device, e.g. 24GiB: how many sequences fit?")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Bytes of all weights. Default: read from the model's files.")
+    ] = None,
+    reserve: Annotated[str, typer.Option(help="Memory kept for activations and the framework, per device.")] = "0",
+    json: _JSON = False,
+) -> None:
+    """Bytes of the KV cache, and how many sequences fit a memory. Whole numbers; KiB = 2^10, GiB = 2^30."""
+    from weighbridge.plan import kv as kv_module
+    from weighbridge.plan.kv_report import KvQuestion, answer, print_answer
+
+    stored = None
+    if kv_dtype is not None:
+        stored = kv_module.kv_format(kv_dtype, scale_bytes)
+    elif dtype_bytes is not None:
+        stored = kv_module.kv_bytes_format(dtype_bytes, scale_bytes)
+    question = KvQuestion(
+        layers=layers,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        window=window,
+        config=config,
+        gguf=gguf,
+        stored=stored,
+        tokens=tokens,
+        sequences=sequences,
+        shared_tokens=shared_prefix,
+        block_tokens=block_size,
+        tensor_parallel=tp,
+        memory=memory,
+        weights=weights,
+        reserve=reserve,
+    )
+    print_answer(answer(question), as_json=json)
+
+
+def _stability(
+    rate: Annotated[float, typer.Option(help="Requests per second over the whole fleet.")],
+    prompt: Annotated[str, typer.Option("--input", help="Prompt tokens: a mean, or a form such as exp:500.")] = "500",
+    output: Annotated[str, typer.Option(help="Output tokens, likewise.")] = "150",
+    trace: Annotated[Path | None, typer.Option(help="Take the lengths of this trace instead.")] = None,
+    profile: Annotated[Path | None, typer.Option(help="Profile with step terms and limits.")] = None,
+    step_time: Annotated[float | None, typer.Option(help="Constant seconds per step, without a profile.")] = None,
+    budget: Annotated[int | None, typer.Option(help="Token budget per step. Default: the profile's, or 2048.")] = None,
+    kv_tokens: Annotated[int | None, typer.Option(help="KV capacity in tokens. Default: the profile's.")] = None,
+    max_sequences: Annotated[int | None, typer.Option(help="Largest batch. Default: the profile's.")] = None,
+    instances: Annotated[int, typer.Option(help="Equal instances that share the load.")] = 1,
+    json: _JSON = False,
+) -> None:
+    """Whether a load can be sustained, which limit binds first, and the head-room."""
+    from weighbridge.plan.stability_report import answer, print_answer
+
+    result = answer(
+        rate=rate,
+        prompt=prompt,
+        output=output,
+        trace=trace,
+        profile=profile,
+        step_time=step_time,
+        budget=budget,
+        kv_tokens=kv_tokens,
+        max_sequences=max_sequences,
+        instances=instances,
+    )
+    print_answer(result, as_json=json)
