@@ -2,41 +2,50 @@
 
 import random
 
-from hypothesis import settings
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from weighbridge.core.actions import Abort, Action, Dispatch, Reject
+from weighbridge.core.actions import Abort, Action, Dispatch, Hold, Reject
 from weighbridge.core.events import (
     FirstToken,
     InstanceDown,
     InstanceUp,
+    PrefillFinished,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
+    Tick,
     TokensProgressed,
 )
-from weighbridge.core.instance import InstanceSpec
+from weighbridge.core.instance import InstanceSpec, Limits, Role
 from weighbridge.core.request import Request
 from weighbridge.routing.router import Router, RouterSettings
-
-NAMES = ("a", "b", "c")
 
 
 class Ledger(RuleBasedStateMachine):
     """Drives a router as a gateway would and recounts its ledger from scratch after every step."""
 
+    roles: dict[str, Role] = {"a": "mixed", "b": "mixed", "c": "mixed"}  # noqa: RUF012
+    settings = RouterSettings(policy="least_tokens", seed=3)
+    limits = Limits()
+
     def __init__(self) -> None:
         super().__init__()
-        self.router = Router(RouterSettings(policy="least_tokens", seed=3))
+        self.router = Router(type(self).settings)
         self.now = 0.0
         self.number = 0
-        self.running: dict[str, str] = {}
+        self.held: set[str] = set()
+        self.running: dict[str, Dispatch] = {}
+        """By request: its last dispatch; removed when its leg ended, so `parked` and `running` do not overlap."""
+        self.parked: dict[str, str] = {}
+        """Prefill legs that are done: where their KV waits."""
         self.tokens: dict[str, int] = {}
         self.ended: set[str] = set()
-        self.generation = dict.fromkeys(NAMES, 0)
-        self.aborting: set[str] = set()
+        self.generation = dict.fromkeys(self.roles, 0)
+        self.alive: set[str] = set()
+        self.aborting: dict[str, str] = {}
 
     def send(self, event) -> None:  # type: ignore[no-untyped-def]
         self.now += 0.01
@@ -44,44 +53,73 @@ class Ledger(RuleBasedStateMachine):
             self.apply(action)
 
     def apply(self, action: Action) -> None:
+        request_id = action.request_id
+        assert request_id not in self.ended
         if isinstance(action, Dispatch):
-            assert action.request_id not in self.running
-            assert action.request_id not in self.ended
-            self.running[action.request_id] = action.instance
-            self.tokens[action.request_id] = 0
+            assert request_id not in self.running
+            assert self.alive >= {action.instance}
+            role = self.roles[action.instance]
+            assert role == {"whole": "mixed", "prefill": "prefill", "decode": "decode", "both": "decode"}[action.leg]
+            parked = self.parked.pop(request_id, None)
+            assert (action.leg == "decode") == (parked is not None)
+            if action.leg == "decode":
+                assert action.prefill_instance == parked
+            if action.leg == "both":
+                assert self.roles[str(action.prefill_instance)] == "prefill"
+            self.held.discard(request_id)
+            self.running[request_id] = action
+            self.tokens[request_id] = 0
+        elif isinstance(action, Hold):
+            assert request_id not in self.running
+            self.held.add(request_id)
         elif isinstance(action, Reject):
-            assert action.request_id not in self.running
-            self.end(action.request_id)
+            assert request_id not in self.running
+            self.end(request_id)
         elif isinstance(action, Abort):
-            assert self.running[action.request_id] == action.instance
-            self.aborting.add(action.request_id)
+            self.aborting[request_id] = action.instance
 
     def end(self, request_id: str) -> None:
         assert request_id not in self.ended, "ended twice"
         self.ended.add(request_id)
-        self.running.pop(request_id, None)
-        self.aborting.discard(request_id)
+        for place in (self.running, self.parked, self.aborting):
+            place.pop(request_id, None)
+        self.held.discard(request_id)
 
-    def pick(self, seed: int) -> str:
-        return random.Random(seed).choice(sorted(self.running))
+    def pick(self, seed: int, *, prefill: bool = False) -> str | None:
+        wanted = [r for r, d in self.running.items() if prefill == (d.leg == "prefill")]
+        return random.Random(seed).choice(sorted(wanted)) if wanted else None
 
-    @rule(name=st.sampled_from(NAMES), restart=st.booleans())
-    def up(self, name: str, restart: bool) -> None:
+    @rule(seed=st.integers(0, 1000), restart=st.booleans())
+    def up(self, seed: int, restart: bool) -> None:
+        name = random.Random(seed).choice(sorted(self.roles))
         if restart or not self.generation[name]:
             self.generation[name] += 1
             # a restart kills what ran there: the driver sees every connection fail
-            for request_id in [r for r, i in self.running.items() if i == name]:
-                self.fail(request_id, retriable=self.tokens[request_id] == 0)
-        self.send(InstanceUp(spec=InstanceSpec(name=name), generation=self.generation[name]))
+            self.alive.discard(name)
+            self.send(InstanceDown(instance=name, reason="restart"))
+            self.fail_aborted()
+        self.alive.add(name)
+        spec = InstanceSpec(name=name, role=self.roles[name], limits=self.limits)
+        self.send(InstanceUp(spec=spec, generation=self.generation[name]))
 
-    @rule(name=st.sampled_from(NAMES), drain=st.booleans())
-    def down(self, name: str, drain: bool) -> None:
+    @rule(seed=st.integers(0, 1000), drain=st.booleans())
+    def down(self, seed: int, drain: bool) -> None:
+        name = random.Random(seed).choice(sorted(self.roles))
+        self.alive.discard(name)
         self.send(InstanceDown(instance=name, reason="test", drain=drain))
-        for request_id in sorted(self.aborting):
-            self.fail(request_id, retriable=self.tokens[request_id] == 0)
+        self.fail_aborted()
 
-    @rule(prompt=st.integers(1, 4000), budget=st.integers(1, 500), blocks=st.integers(0, 30))
-    def arrive(self, prompt: int, budget: int, blocks: int) -> None:
+    def fail_aborted(self) -> None:
+        for request_id, instance in sorted(self.aborting.items()):
+            self.fail(request_id, instance, retriable=self.tokens.get(request_id, 0) == 0)
+
+    @rule(
+        prompt=st.integers(1, 4000),
+        budget=st.integers(1, 500),
+        blocks=st.integers(0, 30),
+        tier=st.sampled_from(["interactive", "standard", "batch", "unheard-of"]),
+    )
+    def arrive(self, prompt: int, budget: int, blocks: int, tier: str) -> None:
         self.number += 1
         request = Request(
             id=f"r{self.number}",
@@ -89,66 +127,126 @@ class Ledger(RuleBasedStateMachine):
             prompt_tokens=prompt,
             max_tokens=budget,
             prefix_hashes=tuple(range(blocks)),
+            tier=tier,
         )
         self.send(RequestArrived(request=request))
-        assert request.id in self.running or request.id in self.ended
+        assert request.id in self.running or request.id in self.ended or request.id in self.held
 
-    @precondition(lambda self: self.running)
+    @rule(steps=st.integers(1, 3), seconds=st.sampled_from([0.05, 0.05, 1.0, 30.0]))
+    def tick(self, steps: int, seconds: float) -> None:
+        for _ in range(steps):
+            self.now += seconds
+            self.send(Tick())
+
     @rule(seed=st.integers(0, 1000), tokens=st.integers(1, 700))
     def progress(self, seed: int, tokens: int) -> None:
         request_id = self.pick(seed)
+        if request_id is None:
+            return
         if not self.tokens[request_id]:
             self.send(FirstToken(request_id=request_id))
         self.tokens[request_id] = max(self.tokens[request_id], tokens)
         self.send(TokensProgressed(request_id=request_id, output_tokens=tokens))
 
-    @precondition(lambda self: self.running)
+    @rule(seed=st.integers(0, 1000))
+    def prefill_done(self, seed: int) -> None:
+        request_id = self.pick(seed, prefill=True)
+        if request_id is not None:
+            self.parked[request_id] = self.running.pop(request_id).instance
+            self.send(PrefillFinished(request_id=request_id))
+
     @rule(seed=st.integers(0, 1000))
     def finish(self, seed: int) -> None:
         request_id = self.pick(seed)
-        self.end(request_id)
-        self.send(RequestFinished(request_id=request_id, output_tokens=5))
+        if request_id is not None:
+            self.end(request_id)
+            self.send(RequestFinished(request_id=request_id, output_tokens=5))
 
-    @precondition(lambda self: self.running)
     @rule(seed=st.integers(0, 1000))
     def cancel(self, seed: int) -> None:
-        request_id = self.pick(seed)
-        self.end(request_id)
-        self.send(RequestCancelled(request_id=request_id))
+        anywhere = sorted({*self.running, *self.parked, *self.held})
+        if anywhere:
+            request_id = random.Random(seed).choice(anywhere)
+            self.end(request_id)
+            self.send(RequestCancelled(request_id=request_id))
 
-    @precondition(lambda self: self.running)
-    @rule(seed=st.integers(0, 1000), retriable=st.booleans())
-    def fail_one(self, seed: int, retriable: bool) -> None:
-        self.fail(self.pick(seed), retriable=retriable)
+    @rule(seed=st.integers(0, 1000), retriable=st.booleans(), prefill=st.booleans())
+    def fail_one(self, seed: int, retriable: bool, prefill: bool) -> None:
+        request_id = self.pick(seed, prefill=prefill)
+        if request_id is not None:
+            self.fail(request_id, self.running[request_id].instance, retriable=retriable)
 
-    def fail(self, request_id: str, *, retriable: bool) -> None:
-        self.aborting.discard(request_id)
-        instance = self.running.pop(request_id)
+    def fail(self, request_id: str, instance: str, *, retriable: bool) -> None:
+        for place in (self.aborting, self.running, self.parked):
+            place.pop(request_id, None)
         if not retriable:
             self.end(request_id)
         self.send(RequestFailed(request_id=request_id, instance=instance, reason="reset", retriable=retriable))
-        assert request_id in self.running or request_id in self.ended
+        assert request_id in self.running or request_id in self.ended or request_id in self.held
 
     @invariant()
     def counters_equal_a_recount(self) -> None:
         fleet = self.router.fleet
-        assert self.router.live_requests == len(self.running)
+        assert self.router.live_requests == len({*self.running, *self.parked, *self.held})
+        assert self.router.held_requests == len(self.held)
+        assert self.router.wants_tick == bool(self.held)
         assert set(fleet.charges) == set(self.running)
+        everything = [*fleet.charges.values(), *fleet.sources.values()]
         for instance in fleet:
-            live = [c for c in fleet.charges.values() if c.instance is instance and c.generation == instance.generation]
+            live = [c for c in everything if c.instance is instance and c.generation == instance.generation]
+            decoding = [c for c in live if c.first_token_s is not None]
             assert set(instance.charges) == {c.request.id for c in live}
+            assert set(instance.prefilling) == {c.request.id for c in live if c.prefill_left}
             assert instance.prefill_tokens == sum(c.prefill_left for c in live)
             assert instance.decode_tokens == sum(c.decode_left for c in live)
             assert instance.kv_tokens == sum(c.kv_tokens for c in live)
+            assert instance.decoding == len(decoding)
+            assert instance.decoding_kv_tokens == sum(c.kv_tokens for c in decoding)
 
     def teardown(self) -> None:
-        for request_id in sorted(self.running):
-            self.end(request_id)
-            self.send(RequestCancelled(request_id=request_id))
+        for request_id in sorted({*self.running, *self.parked, *self.held}):
+            if request_id not in self.ended:
+                self.end(request_id)
+                self.send(RequestCancelled(request_id=request_id))
+        assert self.router.live_requests == 0
         for instance in self.router.fleet:
             assert (instance.prefill_tokens, instance.decode_tokens, instance.kv_tokens) == (0, 0, 0)
+            assert (instance.decoding, instance.decoding_kv_tokens) == (0, 0)
             assert not instance.charges
+            assert not instance.prefilling
+
+
+class Holding(Ledger):
+    """Requests wait in the router: three small instances, room for little."""
+
+    settings = RouterSettings(policy="least_tokens", dispatch="hold", seed=3)
+    limits = Limits(token_budget=512, kv_blocks=300)
+
+
+class Late(Ledger):
+    """Disaggregated, decode bound at hand-off, beside one mixed instance."""
+
+    roles: dict[str, Role] = {"m": "mixed", "p1": "prefill", "p2": "prefill", "d1": "decode", "d2": "decode"}  # noqa: RUF012
+    settings = RouterSettings(policy="round_robin", seed=3)
+
+
+class LateHolding(Late):
+    """The same with both queues."""
+
+    settings = RouterSettings(policy="least_requests", dispatch="hold", seed=3)
+    limits = Limits(token_budget=512, kv_blocks=300)
+
+
+class Early(Late):
+    """Disaggregated, both instances bound at once."""
+
+    settings = RouterSettings(policy="least_tokens", binding="early", seed=3)
 
 
 TestLedger = Ledger.TestCase
-TestLedger.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestHolding = Holding.TestCase
+TestLate = Late.TestCase
+TestLateHolding = LateHolding.TestCase
+TestEarly = Early.TestCase
+for case in (TestLedger, TestHolding, TestLate, TestLateHolding, TestEarly):
+    case.settings = hypothesis_settings(max_examples=40, stateful_step_count=40, deadline=None)

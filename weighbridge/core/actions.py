@@ -8,21 +8,27 @@ import msgspec
 
 from weighbridge.core.decision import Decision
 
+Leg = Literal["whole", "prefill", "decode", "both"]
+
 
 class _Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
     pass
 
 
 class Dispatch(_Action, frozen=True, kw_only=True, omit_defaults=True, tag="dispatch"):
-    """Send the request to `instance`. With `prefill_instance` the prompt runs there first and `instance` decodes.
+    """Send the request, or one leg of it, to `instance`.
 
-    `attempt` counts from 1. `max_tokens` is set only when the router clipped the budget. `priority` is the
-    engine's own priority number (lower first), set where the instance takes one.
+    `leg` says which part: `whole` (the usual case), `prefill` (only the prompt; answered with `PrefillFinished`, after
+    which a second dispatch of the same attempt follows), `decode` (the KV waits on `prefill_instance`; generate on
+    `instance`), or `both` (engines that pair the two at once: prompt on `prefill_instance`, generation on `instance`,
+    sent together). `attempt` counts from 1. `max_tokens` is set only when the router clipped the budget. `priority`
+    is a number for the engine's own priority field (lower first), set where the instance takes one.
     """
 
     request_id: str
     instance: str
     attempt: int = 1
+    leg: Leg = "whole"
     prefill_instance: str | None = None
     max_tokens: int | None = None
     priority: int | None = None

@@ -55,6 +55,10 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     rates: Rates | None = None
     step: StepTerms | None = None
     error: float | None = None
+    takes_priority: bool = False
+    """Whether the engine orders its own queue by a priority number."""
+    preemption: tuple[str, ...] = ()
+    """Which modes of `Preempt` the engine obeys: `swap`, `recompute`, or none."""
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -25,6 +25,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stream: bool = True
     prefix_hashes: tuple[int, ...] = ()
     prefix_block_tokens: int = 16
+    expected_output_tokens: int | None = None
+    """An outside estimate of the output length: a client's hint, a predictor's answer, or the simulator's oracle."""
     allow: tuple[str, ...] = ()
     """What the client lets the router do under overload: `clip` (lower max_tokens), `defer` (treat as batch)."""
 

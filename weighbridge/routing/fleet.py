@@ -3,6 +3,9 @@
 All counters are integers, so that after every end they are exactly what they were before. A charge carries the
 generation of the instance it was made on: when an instance restarts, its old charges are forgotten with it and their
 late ends touch nothing.
+
+A disaggregated request has up to two charges: its current one, and a `source`, the KV that its prefill instance keeps
+until the decode instance has it (seen as the first token) or the request ends.
 """
 
 from __future__ import annotations
@@ -34,19 +37,31 @@ class Charge:
     )
 
     def __init__(
-        self, request: Request, instance: Instance, *, cached_tokens: int, expected_output_tokens: int, now_s: float
+        self,
+        request: Request,
+        instance: Instance,
+        *,
+        cached_tokens: int,
+        prefill_tokens: int,
+        expected_output_tokens: int,
+        now_s: float,
     ) -> None:
         self.request = request
         self.instance = instance
         self.generation = instance.generation
         self.cached_tokens = cached_tokens
-        self.prefill_left = request.prompt_tokens - cached_tokens
+        self.prefill_left = prefill_tokens
         self.expected_output_tokens = expected_output_tokens
         self.decode_left = expected_output_tokens
         self.kv_tokens = request.prompt_tokens
         self.output_tokens = 0
         self.dispatched_s = now_s
         self.first_token_s: float | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether the instance still is the one that was charged."""
+        return self.generation == self.instance.generation
 
 
 class Instance:
@@ -55,37 +70,53 @@ class Instance:
     __slots__ = (
         "charges",
         "decode_tokens",
+        "decoding",
+        "decoding_kv_tokens",
         "draining",
         "generation",
         "index",
         "kv_tokens",
         "last_dispatch_s",
+        "last_first_token_s",
         "name",
         "prefill_tokens",
+        "prefilling",
         "prefix",
         "report",
         "report_s",
+        "sent_since_report_tokens",
         "spec",
         "up",
     )
 
     def __init__(self, spec: InstanceSpec, generation: int, index: int) -> None:
-        self.spec = spec
         self.name = spec.name
         self.index = index
-        self.generation = generation
-        self.up = True
-        self.draining = False
         self.charges: dict[str, Charge] = {}
+        self.prefilling: dict[str, Charge] = {}
+        """Charges whose prompt is not computed yet, in order of dispatch."""
+        self.reset(spec, generation)
+
+    def reset(self, spec: InstanceSpec, generation: int) -> None:
+        """Start a new life: a restarted engine has an empty cache and none of its old requests."""
+        self.spec, self.generation, self.up, self.draining = spec, generation, True, False
+        self.charges.clear()
+        self.prefilling.clear()
         self.prefill_tokens = 0
         """Prompt tokens sent and not yet computed: no first token seen, cached ones not counted."""
         self.decode_tokens = 0
         """Output tokens still expected from what runs here."""
         self.kv_tokens = 0
-        """Prompt and output tokens whose KV this instance holds for running requests."""
-        self.last_dispatch_s = float("-inf")
+        """Prompt and output tokens whose KV this instance holds for running requests, sources included."""
+        self.decoding = 0
+        """Sequences that have given a first token and not ended."""
+        self.decoding_kv_tokens = 0
+        """KV tokens of those sequences."""
+        self.last_dispatch_s = self.last_first_token_s = float("-inf")
         self.report: LoadReport | None = None
         self.report_s = float("-inf")
+        self.sent_since_report_tokens = 0
+        """Uncached prompt tokens sent since the last report."""
         self.prefix = PrefixIndex(_index_blocks(spec))
 
     @property
@@ -95,16 +126,8 @@ class Instance:
 
     @property
     def waiting(self) -> int:
-        """Requests without a first token."""
-        return sum(1 for charge in self.charges.values() if charge.first_token_s is None)
-
-    def reset(self, spec: InstanceSpec, generation: int) -> None:
-        """Start a new life: a restarted engine has an empty cache and none of its old requests."""
-        self.spec, self.generation, self.up, self.draining = spec, generation, True, False
-        self.charges.clear()
-        self.prefill_tokens = self.decode_tokens = self.kv_tokens = 0
-        self.report, self.report_s = None, float("-inf")
-        self.prefix = PrefixIndex(_index_blocks(spec))
+        """Requests whose prompt is not computed yet."""
+        return len(self.prefilling)
 
 
 def _index_blocks(spec: InstanceSpec) -> int:
@@ -120,6 +143,7 @@ class Fleet:
     def __init__(self) -> None:
         self.instances: dict[str, Instance] = {}
         self.charges: dict[str, Charge] = {}
+        self.sources: dict[str, Charge] = {}
 
     def __iter__(self) -> Iterator[Instance]:
         return iter(self.instances.values())
@@ -143,66 +167,121 @@ class Fleet:
         return instance
 
     def charge(
-        self, request: Request, instance: Instance, *, cached_tokens: int, expected_output_tokens: int, now_s: float
+        self,
+        request: Request,
+        instance: Instance,
+        *,
+        cached_tokens: int,
+        expected_output_tokens: int,
+        now_s: float,
+        prefill: bool = True,
     ) -> Charge:
-        """Book a dispatch. A request is charged on at most one instance at a time."""
+        """Book a dispatch. Without `prefill` the prompt's KV comes from elsewhere and nothing of it is computed here.
+
+        A request has one current charge at a time: raises ValueError if it has one already.
+        """
         if request.id in self.charges:
             raise ValueError(f"request {request.id} is charged already")
         charge = Charge(
             request,
             instance,
             cached_tokens=cached_tokens,
+            prefill_tokens=request.prompt_tokens - cached_tokens if prefill else 0,
             expected_output_tokens=expected_output_tokens,
             now_s=now_s,
         )
         self.charges[request.id] = charge
+        self._book(charge, now_s)
+        return charge
+
+    def _book(self, charge: Charge, now_s: float) -> None:
+        instance, request = charge.instance, charge.request
         instance.charges[request.id] = charge
-        instance.prefill_tokens += charge.prefill_left
+        if charge.prefill_left:
+            instance.prefilling[request.id] = charge
+            instance.prefill_tokens += charge.prefill_left
+            instance.sent_since_report_tokens += charge.prefill_left
         instance.decode_tokens += charge.decode_left
         instance.kv_tokens += charge.kv_tokens
         instance.last_dispatch_s = now_s
         if request.prefix_hashes:
             instance.prefix.insert(request.prefix_hashes)
-        return charge
 
-    def first_token(self, request_id: str, now_s: float) -> None:
-        """The prompt is computed; its prefill is no longer owed."""
+    def first_token(self, request_id: str, now_s: float, remaining: int | None = None) -> None:
+        """The prompt is computed and the first token is out: no prefill is owed, no source is needed any more."""
         charge = self.charges.get(request_id)
         if charge is None or charge.first_token_s is not None:
             return
+        if request_id in self.sources:
+            self._drop(self.sources.pop(request_id))
+        self._prefilled(charge, now_s)
         charge.first_token_s = now_s
-        if self._live(charge):
-            charge.instance.prefill_tokens -= charge.prefill_left
-        charge.prefill_left = 0
-        self.progress(request_id, 1)
+        if charge.live:
+            charge.instance.decoding += 1
+            charge.instance.decoding_kv_tokens += charge.kv_tokens
+        self.progress(request_id, 1, remaining)
 
-    def progress(self, request_id: str, output_tokens: int) -> None:
-        """`output_tokens` exist now. Reports never move backwards; more than expected leaves nothing owed."""
+    def _prefilled(self, charge: Charge, now_s: float) -> None:
+        if charge.live:
+            instance = charge.instance
+            instance.prefill_tokens -= charge.prefill_left
+            instance.prefilling.pop(charge.request.id, None)
+            instance.last_first_token_s = now_s
+        charge.prefill_left = 0
+
+    def prefilled(self, request_id: str, now_s: float) -> None:
+        """The prefill leg ended: its instance owes no prompt, but keeps the KV."""
+        source = self.sources.get(request_id) or self.charges.get(request_id)
+        if source is not None:
+            self._prefilled(source, now_s)
+
+    def hand_off(self, request_id: str) -> None:
+        """Make the prefill leg's charge the source, so that the decode leg can be charged."""
+        charge = self.charges.pop(request_id, None)
+        if charge is not None:
+            self.sources[request_id] = charge
+
+    def progress(self, request_id: str, output_tokens: int, remaining: int | None = None) -> None:
+        """`output_tokens` exist now and `remaining` more are expected (None: what was expected minus what came).
+
+        Reports never move backwards; more than expected leaves nothing owed.
+        """
         charge = self.charges.get(request_id)
         if charge is None or output_tokens <= charge.output_tokens:
             return
         grown = output_tokens - charge.output_tokens
-        paid = min(grown, charge.decode_left)
+        left = max(charge.decode_left - grown, 0) if remaining is None else remaining
+        paid = charge.decode_left - left
         charge.output_tokens = output_tokens
-        charge.decode_left -= paid
+        charge.decode_left = left
         charge.kv_tokens += grown
-        if self._live(charge):
-            charge.instance.decode_tokens -= paid
-            charge.instance.kv_tokens += grown
+        if charge.live:
+            instance = charge.instance
+            instance.decode_tokens -= paid
+            instance.kv_tokens += grown
+            if charge.first_token_s is not None:
+                instance.decoding_kv_tokens += grown
 
     def release(self, request_id: str) -> Charge | None:
-        """End a charge; None if there was none. Touches no counter of a newer generation."""
+        """End a request's charges; the current one is returned, else its source, else None."""
+        source = self.sources.pop(request_id, None)
+        if source is not None:
+            self._drop(source)
         charge = self.charges.pop(request_id, None)
-        if charge is None:
-            return None
-        if self._live(charge):
-            instance = charge.instance
-            instance.charges.pop(request_id, None)
-            instance.prefill_tokens -= charge.prefill_left
-            instance.decode_tokens -= charge.decode_left
-            instance.kv_tokens -= charge.kv_tokens
-        return charge
+        if charge is not None:
+            self._drop(charge)
+        return charge or source
 
-    @staticmethod
-    def _live(charge: Charge) -> bool:
-        return charge.generation == charge.instance.generation
+    def _drop(self, charge: Charge) -> None:
+        if not charge.live:
+            return
+        instance = charge.instance
+        instance.charges.pop(charge.request.id, None)
+        if charge.prefill_left:
+            instance.prefill_tokens -= charge.prefill_left
+            instance.prefilling.pop(charge.request.id, None)
+        instance.decode_tokens -= charge.decode_left
+        instance.kv_tokens -= charge.kv_tokens
+        if charge.first_token_s is not None:
+            instance.decoding -= 1
+            instance.decoding_kv_tokens -= charge.kv_tokens

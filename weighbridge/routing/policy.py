@@ -1,7 +1,12 @@
-"""The policy protocol: one method that chooses one candidate.
+"""The policy protocol: one method that chooses one candidate, or asks to wait.
 
 A policy sees a `View` and answers with a `Choice`. It keeps what state it likes, draws only from `view.rng`, and
-reads time only from `view.now_s`. It must not change anything it is shown.
+reads time only from `view.now_s`. It must not change anything it is shown, nor keep options after it has answered:
+the router uses them again.
+
+Two class attributes say what it wishes of the router; both may be left out:
+    holds = True                        its requests wait in the router's queue until an instance has room
+    length_estimate = "full_budget"     which estimate of output length it is shown (see RouterSettings)
 """
 
 from __future__ import annotations
@@ -10,12 +15,19 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from weighbridge.core.request import Request
+from weighbridge.core.actions import Leg
+from weighbridge.core.request import DEFAULT_TIERS, Request, Tier
 from weighbridge.routing.fleet import Fleet, Instance
+
+_STANDARD = DEFAULT_TIERS[1]
 
 
 class Option:
-    """One instance that could take the request, with what this request would mean there."""
+    """One instance that could take the request, with what this request would mean there.
+
+    `prefill_tokens` is the uncached part of the prompt (0 on the decode leg), `decode_tokens` the expected output
+    (0 on the prefill leg).
+    """
 
     __slots__ = ("cached_tokens", "decode_tokens", "instance", "prefill_tokens")
 
@@ -27,12 +39,27 @@ class Option:
 
 
 class View:
-    """All a policy may know. `options` is never empty and keeps the fleet's order; `explain` asks for terms."""
+    """All a policy may know. `options` is never empty and keeps the fleet's order; `explain` asks for terms.
 
-    __slots__ = ("explain", "fleet", "now_s", "options", "request", "rng")
+    `may_hold`: the answer may be `Choice(None)`, "not now"; the request is offered again when something changes.
+    `deadline_s` is when its first token is due, infinity where its tier has no such bound.
+    """
+
+    __slots__ = ("deadline_s", "explain", "fleet", "leg", "may_hold", "now_s", "options", "request", "rng", "tier")
 
     def __init__(
-        self, request: Request, options: Sequence[Option], fleet: Fleet, now_s: float, rng: random.Random, explain: bool
+        self,
+        request: Request,
+        options: Sequence[Option],
+        fleet: Fleet,
+        now_s: float,
+        rng: random.Random,
+        explain: bool,
+        *,
+        leg: Leg = "whole",
+        tier: Tier = _STANDARD,
+        deadline_s: float = float("inf"),
+        may_hold: bool = False,
     ) -> None:
         self.request = request
         self.options = options
@@ -40,17 +67,22 @@ class View:
         self.now_s = now_s
         self.rng = rng
         self.explain = explain
+        self.leg = leg
+        self.tier = tier
+        self.deadline_s = deadline_s
+        self.may_hold = may_hold
 
 
 class Choice:
-    """`index` into `view.options`; one score per option (lower is better, may be empty for a policy that has none),
-    and for each option its terms in seconds by name, where the policy can explain itself."""
+    """`index` into `view.options`, or None to wait (only where `view.may_hold`); one score per option (lower is
+    better, may be empty for a policy that has none), and for each option its terms in seconds by name, where the
+    policy can explain itself."""
 
     __slots__ = ("index", "note", "scores", "terms")
 
     def __init__(
         self,
-        index: int,
+        index: int | None,
         scores: Sequence[float] = (),
         terms: Sequence[Mapping[str, float]] = (),
         note: str = "",

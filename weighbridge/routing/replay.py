@@ -82,7 +82,7 @@ def alternative(header: Header, entries: Iterable[Entry], policy: str, options: 
     router.policy = script
     requests = 0
     for entry in entries:
-        script.target = next((a.instance for a in entry.a if isinstance(a, Dispatch)), "")
+        script.targets = {a.request_id: _first_leg(a) for a in entry.a if isinstance(a, Dispatch)}
         requests += isinstance(entry.e, RequestArrived)
         router.handle(entry.e, entry.t)
     return Alternative(
@@ -94,22 +94,34 @@ def alternative(header: Header, entries: Iterable[Entry], policy: str, options: 
     )
 
 
+def _first_leg(action: Dispatch) -> tuple[str, ...]:
+    return (action.prefill_instance or "", action.instance) if action.leg == "both" else (action.instance,)
+
+
 class _Script:
-    """A policy that repeats what the log says and notes what another one would have said."""
+    """A policy that repeats what the log says and notes what another one would have said.
+
+    Where the log has no placement for a request, the recorded policy held it back, and so does this one.
+    """
 
     def __init__(self, other: Policy) -> None:
         self.other = other
-        self.target = ""
+        self.targets: dict[str, tuple[str, ...]] = {}
         self.agree = 0
         self.recorded: dict[str, int] = {}
         self.wished: dict[str, int] = {}
 
     def choose(self, view: View) -> Choice:
+        targets = self.targets.get(view.request.id, ())
+        if not targets and view.may_hold:
+            return Choice(None)
+        target, self.targets[view.request.id] = (targets[0], targets[1:]) if targets else ("", ())
         names = [option.instance.name for option in view.options]
-        wish = names[self.other.choose(view).index]
+        if target not in names:
+            raise LogError(f"request {view.request.id} was sent to {target!r}, which the log says was not up")
+        index = self.other.choose(view).index
+        wish = "held back" if index is None else names[index]
         self.wished[wish] = self.wished.get(wish, 0) + 1
-        self.recorded[self.target] = self.recorded.get(self.target, 0) + 1
-        self.agree += wish == self.target
-        if self.target not in names:
-            raise LogError(f"request {view.request.id} was sent to {self.target!r}, which the log says was not up")
-        return Choice(names.index(self.target))
+        self.recorded[target] = self.recorded.get(target, 0) + 1
+        self.agree += wish == target
+        return Choice(names.index(target))

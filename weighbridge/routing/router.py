@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from weighbridge.core.actions import Abort, Action, Dispatch, Reject
-from weighbridge.core.decision import Candidate, Decision
+from weighbridge.core.actions import Abort, Action, Hold, Reject
 from weighbridge.core.events import (
     Event,
     FirstToken,
@@ -30,46 +29,53 @@ from weighbridge.core.events import (
     Tick,
     TokensProgressed,
 )
-from weighbridge.core.request import DEFAULT_TIERS, Request, Tier
+from weighbridge.core.request import DEFAULT_TIERS, Tier
+from weighbridge.routing.candidates import Pool
 from weighbridge.routing.fleet import Fleet, Instance
+from weighbridge.routing.hold import HoldQueue
+from weighbridge.routing.live import HANDING_OFF, HELD, RUNNING, Live
+from weighbridge.routing.placing import Placing
 from weighbridge.routing.policies.registry import make_policy
-from weighbridge.routing.policy import Choice, Option, View
+from weighbridge.routing.policy import Policy
+from weighbridge.routing.room import has_prefill_room, kv_fits
+from weighbridge.routing.settings import RouterSettings
 
+GATE_TRIES = 3
+"""Requests offered to the policy per pass before the pass ends with everyone waiting."""
 
-class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a router's behaviour depends on besides its events; the event log's header keeps it."""
-
-    policy: str = "least_tokens"
-    policy_options: dict[str, Any] = {}
-    seed: int = 0
-    max_attempts: int = 3
-    record_decisions: bool = True
-    tiers: tuple[Tier, ...] = DEFAULT_TIERS
+__all__ = ["Router", "RouterSettings"]
 
 
 class Router:
-    """Decides for every request where it runs. One instance per fleet; not thread-safe and need not be."""
+    """Decides for every request where it runs, and when. One instance per fleet; not thread-safe and need not be."""
 
     def __init__(self, settings: RouterSettings | None = None) -> None:
         self.settings = settings or RouterSettings()
         self.fleet = Fleet()
-        self.policy = make_policy(self.settings.policy, self.settings.policy_options)
-        self.rng = random.Random(self.settings.seed)
-        self._attempts: dict[str, _Attempts] = {}
+        policy = make_policy(self.settings.policy, self.settings.policy_options)
+        self._placing = Placing(self.settings, self.fleet, policy, random.Random(self.settings.seed))
+        self.holds = self._placing.holds
+        self.tiers: dict[str, Tier] = {tier.name: tier for tier in self.settings.tiers}
+        self._default_tier = self.tiers.get("standard") or (
+            self.settings.tiers[0] if self.settings.tiers else DEFAULT_TIERS[1]
+        )
+        self._live: dict[str, Live] = {}
+        self._held: dict[str, HoldQueue] = {}
+        self._handing_off: dict[str, HoldQueue] = {}
         self._handlers: dict[type, Callable[[Any, float], list[Action]]] = {
             RequestArrived: self._arrived,
             RequestDispatched: _nothing,
             FirstToken: self._first_token,
             TokensProgressed: self._progressed,
-            PrefillFinished: _nothing,
-            RequestFinished: self._ended,
+            PrefillFinished: self._prefill_finished,
+            RequestFinished: self._finished,
             RequestFailed: self._failed,
-            RequestCancelled: self._ended,
+            RequestCancelled: self._cancelled,
             InstanceReported: self._reported,
             InstanceUp: self._up,
             InstanceDown: self._down,
             ProfileUpdated: self._profile,
-            Tick: _nothing,
+            Tick: self._tick,
         }
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
@@ -77,137 +83,236 @@ class Router:
         return self._handlers[type(event)](event, now_s)
 
     @property
+    def policy(self) -> Policy:
+        """The policy that chooses; may be replaced between events."""
+        return self._placing.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._placing.policy = policy
+
+    @property
     def live_requests(self) -> int:
         """Requests that have arrived and not ended."""
-        return len(self._attempts)
+        return len(self._live)
+
+    @property
+    def held_requests(self) -> int:
+        """Requests that wait here: for a first instance, or between their legs for a decode instance."""
+        return sum(map(len, self._held.values())) + sum(map(len, self._handing_off.values()))
+
+    @property
+    def wants_tick(self) -> bool:
+        """Whether the driver must send `Tick` every 50 ms: something waits here."""
+        return any(self._held.values()) or any(self._handing_off.values())
+
+    # ---- requests
 
     def _arrived(self, event: RequestArrived, now_s: float) -> list[Action]:
         request = event.request
-        if request.id in self._attempts:
+        if request.id in self._live:
             raise ValueError(f"request id {request.id} is live already")
-        self._attempts[request.id] = _Attempts(request)
-        return self._place(request, now_s)
+        tier = self.tiers.get(request.tier, self._default_tier)
+        live = self._live[request.id] = Live(request, tier, self.settings.default_ttft_s)
+        return self._enter(live, now_s)
 
-    def _place(self, request: Request, now_s: float) -> list[Action]:
-        """Choose an instance for a request that runs nowhere, or reject it."""
-        attempts = self._attempts[request.id]
-        options, excluded = self._options(request, attempts.failed_on)
-        if not options and attempts.failed_on:
-            # every other instance is out as well: a second try on one that failed beats none
-            options, excluded = self._options(request, frozenset())
-        if not options:
-            del self._attempts[request.id]
-            return [Reject(request_id=request.id, status=503, reason="no_instance", retry_after_s=1.0)]
-        view = View(request, options, self.fleet, now_s, self.rng, self.settings.record_decisions)
-        choice = self.policy.choose(view)
-        option = options[choice.index]
-        attempts.count += 1
-        self.fleet.charge(
-            request,
-            option.instance,
-            cached_tokens=option.cached_tokens,
-            expected_output_tokens=option.decode_tokens,
-            now_s=now_s,
-        )
-        decision = None
-        if self.settings.record_decisions:
-            decision = self._decision(view, choice, excluded, attempts.count)
-        return [
-            Dispatch(request_id=request.id, instance=option.instance.name, attempt=attempts.count, decision=decision)
-        ]
-
-    def _options(self, request: Request, failed_on: frozenset[str]) -> tuple[list[Option], list[Candidate]]:
-        options: list[Option] = []
-        excluded: list[Candidate] = []
-        record = self.settings.record_decisions
-        for instance in self.fleet:
-            reason = _why_not(request, instance, failed_on)
-            if reason is None:
-                cached = 0
-                if request.prefix_hashes:
-                    blocks = instance.prefix.match(request.prefix_hashes)
-                    # the last prompt token is always computed: its logits give the first output token
-                    cached = min(blocks * request.prefix_block_tokens, request.prompt_tokens - 1)
-                options.append(
-                    Option(
-                        instance,
-                        cached_tokens=cached,
-                        prefill_tokens=request.prompt_tokens - cached,
-                        decode_tokens=request.max_tokens,
-                    )
-                )
-            elif record:
-                excluded.append(Candidate(instance=instance.name, excluded=reason))
-        return options, excluded
-
-    def _decision(self, view: View, choice: Choice, excluded: list[Candidate], attempt: int) -> Decision:
-        candidates = [
-            Candidate(
-                instance=option.instance.name,
-                cached_tokens=option.cached_tokens,
-                prefill_tokens=option.instance.prefill_tokens + option.prefill_tokens,
-                decode_tokens=option.instance.decode_tokens + option.decode_tokens,
-                terms=dict(choice.terms[index]) if choice.terms else {},
-                score=choice.scores[index] if choice.scores else None,
-            )
-            for index, option in enumerate(view.options)
-        ]
-        chosen = view.options[choice.index]
-        return Decision(
-            request_id=view.request.id,
-            at_s=view.now_s,
-            policy=self.settings.policy,
-            chosen=chosen.instance.name,
-            candidates=(*candidates, *excluded),
-            attempt=attempt,
-            expected_output_tokens=chosen.decode_tokens,
-            note=choice.note,
-        )
+    def _enter(self, live: Live, now_s: float) -> list[Action]:
+        """Place a request that runs nowhere, hold it, or reject it."""
+        pool = self._placing.candidates.pool(live.request.model)
+        usable = self._placing.candidates.usable(live.request, pool, pool.entry, live.failed_on)
+        if not usable:
+            return [self._reject(live, 503, "no_instance", 1.0)]
+        if not self.holds:
+            sent = self._placing.start(live, pool, usable, now_s, may_hold=False)
+            return [sent] if sent else []
+        live.stage, live.held_s = HELD, now_s
+        queue = self._held.get(live.request.model)
+        if queue is None:
+            queue = self._held[live.request.model] = HoldQueue()
+        queue.push(live)
+        actions = self._pump(now_s)
+        if live.stage == HELD and live.request.id in self._live:
+            actions.insert(0, Hold(request_id=live.request.id))
+        return actions
 
     def _first_token(self, event: FirstToken, now_s: float) -> list[Action]:
         self.fleet.first_token(event.request_id, now_s)
-        return []
+        return self._pump(now_s) if self.holds else []
 
     def _progressed(self, event: TokensProgressed, now_s: float) -> list[Action]:
         self.fleet.progress(event.request_id, event.output_tokens)
         return []
 
-    def _ended(self, event: RequestFinished | RequestCancelled, now_s: float) -> list[Action]:
-        self.fleet.release(event.request_id)
-        self._attempts.pop(event.request_id, None)
-        return []
+    def _prefill_finished(self, event: PrefillFinished, now_s: float) -> list[Action]:
+        live = self._live.get(event.request_id)
+        if live is None or event.request_id not in self.fleet.charges:
+            return []
+        self.fleet.prefilled(event.request_id, now_s)
+        if live.request.id in self.fleet.sources:
+            return self._pump(now_s) if self.holds else []
+        self.fleet.hand_off(event.request_id)
+        pool = self._placing.candidates.pool(live.request.model)
+        usable = self._placing.candidates.usable(live.request, pool, pool.decode, live.failed_on)
+        if not usable:
+            self.fleet.release(live.request.id)
+            return [self._reject(live, 503, "no_instance", 1.0)]
+        if not self.holds:
+            sent = self._placing.start_decode(live, usable, now_s, may_hold=False)
+            return [sent] if sent else []
+        live.stage = HANDING_OFF
+        queue = self._handing_off.get(live.request.model)
+        if queue is None:
+            queue = self._handing_off[live.request.model] = HoldQueue()
+        queue.push(live)
+        actions = self._pump(now_s)
+        if live.stage == HANDING_OFF and live.request.id in self._live:
+            actions.insert(0, Hold(request_id=live.request.id))
+        return actions
+
+    def _finished(self, event: RequestFinished, now_s: float) -> list[Action]:
+        return self._ended(event.request_id, now_s)
+
+    def _cancelled(self, event: RequestCancelled, now_s: float) -> list[Action]:
+        return self._ended(event.request_id, now_s)
+
+    def _ended(self, request_id: str, now_s: float) -> list[Action]:
+        self._forget(request_id)
+        return self._pump(now_s) if self.holds else []
 
     def _failed(self, event: RequestFailed, now_s: float) -> list[Action]:
-        attempts = self._attempts.get(event.request_id)
-        if attempts is None:
+        live = self._live.get(event.request_id)
+        if live is None:
             return []
         self.fleet.release(event.request_id)
-        attempts.failed_on |= {event.instance}
+        self._unqueue(live)
+        live.failed_on |= {event.instance}
         if not event.retriable:
-            del self._attempts[event.request_id]
-            return []
-        if attempts.count >= self.settings.max_attempts:
-            del self._attempts[event.request_id]
-            return [Reject(request_id=event.request_id, status=502, reason="attempts_exhausted")]
-        return self._place(attempts.request, now_s)
+            return self._ended(event.request_id, now_s)
+        if live.attempts >= self.settings.max_attempts:
+            return [self._reject(live, 502, "attempts_exhausted", None), *self._after_end(now_s)]
+        return self._enter(live, now_s)
+
+    def _reject(self, live: Live, status: int, reason: str, retry_after_s: float | None) -> Reject:
+        self._forget(live.request.id)
+        return Reject(request_id=live.request.id, status=status, reason=reason, retry_after_s=retry_after_s)
+
+    def _after_end(self, now_s: float) -> list[Action]:
+        return self._pump(now_s) if self.holds else []
+
+    def _forget(self, request_id: str) -> None:
+        self.fleet.release(request_id)
+        live = self._live.pop(request_id, None)
+        if live is not None:
+            self._unqueue(live)
+
+    def _unqueue(self, live: Live) -> None:
+        if live.stage == HELD:
+            self._held[live.request.model].remove(live.request.id)
+        elif live.stage == HANDING_OFF:
+            self._handing_off[live.request.model].remove(live.request.id)
+        live.stage = RUNNING
+
+    # ---- the queue
+
+    def _tick(self, event: Tick, now_s: float) -> list[Action]:
+        return self._pump(now_s) if self.holds else []
+
+    def _pump(self, now_s: float) -> list[Action]:
+        """Send what can be sent now."""
+        actions: list[Action] = []
+        for model, queue in self._handing_off.items():
+            if queue:
+                self._pump_decode(self._placing.candidates.pool(model), queue, now_s, actions)
+        for model, queue in self._held.items():
+            if queue:
+                self._pump_entry(self._placing.candidates.pool(model), queue, now_s, actions)
+        return actions
+
+    def _pump_entry(self, pool: Pool, queue: HoldQueue, now_s: float, actions: list[Action]) -> None:
+        if not pool.entry:
+            actions.extend(self._reject(live, 503, "no_instance", 1.0) for live in queue)
+            return
+        declined: set[str] = set()
+        while queue and len(declined) < GATE_TRIES:
+            room = [i for i in pool.entry if has_prefill_room(i, pool)]
+            if not room:
+                return
+            live = queue.first(now_s, pool.seconds_per_token, pool.base_s, declined)
+            if live is None:
+                return
+            if live.late and self.settings.reject_hopeless and live.tier.sheddable:
+                actions.append(self._reject(live, 429, "cannot_meet_slo", 1.0))
+                continue
+            usable = self._placing.candidates.usable(live.request, pool, room, live.failed_on)
+            if not usable:
+                declined.add(live.request.id)
+                continue
+            fitting = [i for i in usable if kv_fits(i, live.request.prompt_tokens, self.settings.room_kv)]
+            if not fitting:
+                return
+            released = now_s - live.held_s > self.settings.release_after * live.bound_s
+            sent = self._placing.start(live, pool, fitting, now_s, may_hold=not released)
+            if sent:
+                queue.remove(live.request.id)
+                actions.append(sent)
+            else:
+                declined.add(live.request.id)
+
+    def _pump_decode(self, pool: Pool, queue: HoldQueue, now_s: float, actions: list[Action]) -> None:
+        if not pool.decode:
+            actions.extend(self._reject(live, 503, "no_instance", 1.0) for live in queue)
+            return
+        declined: set[str] = set()
+        while queue and len(declined) < GATE_TRIES:
+            live = queue.first(now_s, 0.0, 0.0, declined)
+            if live is None:
+                return
+            usable = self._placing.candidates.usable(live.request, pool, pool.decode, live.failed_on)
+            fitting = [i for i in usable if kv_fits(i, live.request.prompt_tokens, self.settings.decode_kv)]
+            if not fitting:
+                return
+            released = now_s - live.held_s > self.settings.release_after * live.bound_s
+            sent = self._placing.start_decode(live, fitting, now_s, may_hold=not released)
+            if sent:
+                queue.remove(live.request.id)
+                actions.append(sent)
+            else:
+                declined.add(live.request.id)
+
+    # ---- instances
 
     def _reported(self, event: InstanceReported, now_s: float) -> list[Action]:
         instance = self.fleet.instances.get(event.instance)
         if instance is not None and instance.generation == event.generation and event.sampled_s > instance.report_s:
             instance.report, instance.report_s = event.report, event.sampled_s
+            instance.sent_since_report_tokens = 0
         return []
 
     def _up(self, event: InstanceUp, now_s: float) -> list[Action]:
         self.fleet.up(event.spec, event.generation)
-        return []
+        self._placing.candidates.fleet_changed()
+        return self._pump(now_s) if self.holds else []
 
     def _down(self, event: InstanceDown, now_s: float) -> list[Action]:
         instance = self.fleet.down(event.instance, drain=event.drain)
-        if instance is None or event.drain:
+        if instance is None:
             return []
-        return [
-            Abort(request_id=request_id, instance=instance.name, reason=event.reason) for request_id in instance.charges
-        ]
+        self._placing.candidates.fleet_changed()
+        actions: list[Action] = []
+        if not event.drain:
+            lost = [request_id for request_id in instance.charges if self._needs(request_id, instance)]
+            for request_id in lost:
+                self._unqueue(self._live[request_id])
+                actions.append(Abort(request_id=request_id, instance=instance.name, reason=event.reason))
+        return [*actions, *(self._pump(now_s) if self.holds else [])]
+
+    def _needs(self, request_id: str, instance: Instance) -> bool:
+        """Whether the request cannot go on without the instance: it runs there, or its prompt's KV is only there."""
+        charge = self.fleet.charges.get(request_id)
+        if charge is None or charge.instance is instance:
+            return True
+        source = self.fleet.sources.get(request_id)
+        return source is not None and source.prefill_left > 0
 
     def _profile(self, event: ProfileUpdated, now_s: float) -> list[Action]:
         instance = self.fleet.instances.get(event.instance)
@@ -215,33 +320,8 @@ class Router:
             instance.spec = msgspec.structs.replace(
                 instance.spec, rates=event.rates, step=event.step, error=event.error
             )
+            self._placing.candidates.fleet_changed()
         return []
-
-
-class _Attempts:
-    __slots__ = ("count", "failed_on", "request")
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.count = 0
-        self.failed_on: frozenset[str] = frozenset()
-
-
-def _why_not(request: Request, instance: Instance, failed_on: frozenset[str]) -> str | None:
-    """Reason an instance cannot take a request, or None."""
-    spec = instance.spec
-    if not instance.up:
-        return "draining" if instance.draining else "down"
-    if spec.role != "mixed":
-        return f"role {spec.role}"
-    if request.model and spec.models and request.model not in spec.models:
-        return "serves another model"
-    limit = spec.limits.max_context
-    if limit is not None and request.prompt_tokens > limit:
-        return f"prompt exceeds its context of {limit} tokens"
-    if instance.name in failed_on:
-        return "failed on it before"
-    return None
 
 
 def _nothing(event: Event, now_s: float) -> list[Action]:

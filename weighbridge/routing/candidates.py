@@ -1,0 +1,151 @@
+"""Which instances could take a request, and what it would mean there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weighbridge.core.actions import Leg
+from weighbridge.core.decision import Candidate, Decision
+from weighbridge.core.request import Request
+from weighbridge.routing.fleet import Fleet, Instance
+from weighbridge.routing.policy import Choice, Option, View
+
+
+class Pool:
+    """The instances that are up and serve one model, by what they may be asked for."""
+
+    __slots__ = ("base_s", "decode", "entry", "max_context", "seconds_per_token")
+
+    def __init__(self, model: str, fleet: Fleet) -> None:
+        serving = [i for i in fleet if i.up and _serves(i, model)]
+        self.decode = [i for i in serving if i.spec.role == "decode"]
+        self.entry = [i for i in serving if i.spec.role == "mixed" or (i.spec.role == "prefill" and self.decode)]
+        """Where a request may start: mixed instances, and prefill instances if something can decode."""
+        contexts = [i.spec.limits.max_context for i in (*self.entry, *self.decode)]
+        self.max_context = min((limit for limit in contexts if limit is not None), default=None)
+        """The smallest context limit of all, so that most requests need no look at each one."""
+        steps = [i.spec.step for i in self.entry]
+        known = [step for step in steps if step is not None]
+        self.seconds_per_token = min((s.prefill_s for s in known), default=0.0) if len(known) == len(steps) else 0.0
+        """Prefill seconds per token of the fastest instance; 0 where an instance has no profile."""
+        self.base_s = min((s.base_s for s in known), default=0.0) if len(known) == len(steps) else 0.0
+
+
+class Candidates:
+    """Pools by model, and one reusable Option per instance."""
+
+    __slots__ = ("_fleet", "_options", "_pools")
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._pools: dict[str, Pool] = {}
+        self._options: list[Option] = []
+
+    def fleet_changed(self) -> None:
+        """An instance came, went or changed: pools are built anew when next asked for."""
+        self._pools.clear()
+        for instance in self._fleet:
+            if instance.index == len(self._options):
+                self._options.append(Option(instance, cached_tokens=0, prefill_tokens=0, decode_tokens=0))
+
+    def pool(self, model: str) -> Pool:
+        """The pool of a model."""
+        pool = self._pools.get(model)
+        if pool is None:
+            pool = self._pools[model] = Pool(model, self._fleet)
+        return pool
+
+    def usable(
+        self, request: Request, pool: Pool, instances: list[Instance], failed_on: frozenset[str]
+    ) -> list[Instance]:
+        """Those of `instances` whose context holds the prompt and on which it has not failed before."""
+        if failed_on:
+            # when every other instance is out as well, a second try on one that failed beats none
+            instances = [i for i in instances if i.name not in failed_on] or instances
+        if pool.max_context is not None and request.prompt_tokens > pool.max_context:
+            return [i for i in instances if not _too_long(request, i)]
+        return instances
+
+    def options(self, request: Request, instances: Sequence[Instance], leg: Leg, decode_tokens: int) -> list[Option]:
+        """One Option per instance; valid until the next call."""
+        options = []
+        hashes = request.prefix_hashes
+        prompt = request.prompt_tokens
+        if leg == "prefill":
+            decode_tokens = 0
+        for instance in instances:
+            option = self._options[instance.index]
+            cached = 0
+            if hashes:
+                # the last prompt token is always computed: its logits give the first output token
+                cached = min(instance.prefix.match(hashes) * request.prefix_block_tokens, prompt - 1)
+            option.cached_tokens = cached
+            option.prefill_tokens = 0 if leg == "decode" else prompt - cached
+            option.decode_tokens = decode_tokens
+            options.append(option)
+        return options
+
+
+def decision(
+    view: View, choice: Choice, fleet: Fleet, *, policy: str, attempt: int, queued_s: float, length_estimate: str,
+    failed_on: frozenset[str],
+) -> Decision:  # fmt: skip
+    """The record of a placement: every instance of the fleet, chosen from or excluded with the reason."""
+    assert choice.index is not None
+    candidates = [
+        Candidate(
+            instance=option.instance.name,
+            cached_tokens=option.cached_tokens,
+            prefill_tokens=option.instance.prefill_tokens + option.prefill_tokens,
+            decode_tokens=option.instance.decode_tokens + option.decode_tokens,
+            terms=dict(choice.terms[index]) if choice.terms else {},
+            score=choice.scores[index] if choice.scores else None,
+        )
+        for index, option in enumerate(view.options)
+    ]
+    seen = {option.instance.name for option in view.options}
+    excluded = [
+        Candidate(instance=i.name, excluded=_why_not(view.request, i, view.leg, failed_on))
+        for i in fleet
+        if i.name not in seen
+    ]
+    chosen = view.options[choice.index]
+    return Decision(
+        request_id=view.request.id,
+        at_s=view.now_s,
+        policy=policy,
+        chosen=chosen.instance.name,
+        candidates=(*candidates, *excluded),
+        attempt=attempt,
+        queued_s=queued_s,
+        length_estimate=length_estimate,
+        expected_output_tokens=chosen.decode_tokens,
+        note=choice.note,
+    )
+
+
+def _serves(instance: Instance, model: str) -> bool:
+    return not model or not instance.spec.models or model in instance.spec.models
+
+
+def _too_long(request: Request, instance: Instance) -> bool:
+    limit = instance.spec.limits.max_context
+    return limit is not None and request.prompt_tokens > limit
+
+
+def _why_not(request: Request, instance: Instance, leg: Leg, failed_on: frozenset[str]) -> str:
+    """Reason an instance could not be chosen."""
+    role = instance.spec.role
+    if not instance.up:
+        return "draining" if instance.draining else "down"
+    if (leg == "decode") != (role == "decode"):
+        return f"role {role}"
+    if not _serves(instance, request.model):
+        return "serves another model"
+    if _too_long(request, instance):
+        return f"prompt exceeds its context of {instance.spec.limits.max_context} tokens"
+    if instance.name in failed_on:
+        return "failed on it before"
+    if role == "prefill":
+        return "no decode instance is up" if leg != "decode" else f"role {role}"
+    return "no room"

@@ -1,0 +1,36 @@
+"""One live request inside the router: from its arrival to its one end."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from weighbridge.core.request import Request, Tier
+
+Stage = Literal["held", "running", "handing_off"]
+HELD: Stage = "held"
+RUNNING: Stage = "running"
+HANDING_OFF: Stage = "handing_off"
+
+
+class Live:
+    """`deadline_s` is when the first token is due (infinity: no bound); `due_s` orders the queue, always finite."""
+
+    __slots__ = ("attempts", "bound_s", "deadline_s", "due_s", "expected_output_tokens", "failed_on", "held_s",
+                 "late", "request", "sacrificed", "stage", "tier")  # fmt: skip
+
+    def __init__(self, request: Request, tier: Tier, default_ttft_s: float) -> None:
+        self.request = request
+        self.tier = tier
+        self.attempts = 0
+        self.failed_on: frozenset[str] = frozenset()
+        self.stage: Stage = RUNNING
+        self.held_s = request.arrival_s
+        self.expected_output_tokens = request.max_tokens
+        self.late = False
+        """Can no longer make its deadline; set by the queue."""
+        self.sacrificed = False
+        """Chosen to miss its deadline so that more others keep theirs; such a request is served after them."""
+        self.bound_s = default_ttft_s if tier.ttft_s is None else tier.ttft_s
+        self.due_s = request.arrival_s + self.bound_s
+        self.deadline_s = math.inf if tier.ttft_s is None else self.due_s

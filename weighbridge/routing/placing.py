@@ -1,0 +1,143 @@
+"""Asking the policy, charging the ledger and writing the dispatch: one leg of one request."""
+
+from __future__ import annotations
+
+import random
+
+from weighbridge.core.actions import Dispatch, Leg
+from weighbridge.routing.candidates import Candidates, Pool, decision
+from weighbridge.routing.fleet import Fleet, Instance
+from weighbridge.routing.live import RUNNING, Live
+from weighbridge.routing.policy import Choice, Policy, View
+from weighbridge.routing.settings import RouterSettings
+
+
+class Placing:
+    """Places requests by one policy. A placement that the policy would rather delay changes nothing."""
+
+    def __init__(self, settings: RouterSettings, fleet: Fleet, policy: Policy, rng: random.Random) -> None:
+        self.settings = settings
+        self.fleet = fleet
+        self.policy = policy
+        self.rng = rng
+        self.candidates = Candidates(fleet)
+        self.holds = settings.dispatch == "hold" or (settings.dispatch == "auto" and getattr(policy, "holds", False))
+
+    def start(
+        self, live: Live, pool: Pool, instances: list[Instance], now_s: float, *, may_hold: bool
+    ) -> Dispatch | None:
+        """Ask the policy for one of `instances` and send the request there; nothing if it would rather wait."""
+        leg: Leg = "whole" if instances[0].spec.role == "mixed" else "prefill"
+        choice, view = self._ask(live, instances, leg, now_s, may_hold=may_hold)
+        if choice.index is None:
+            return None
+        option = view.options[choice.index]
+        chosen = option.instance
+        live.attempts += 1
+        if chosen.spec.role == "prefill":
+            if self._binds_early(chosen):
+                return self._send_both(live, pool, view, choice, now_s)
+            leg = "prefill"
+        else:
+            leg = "whole"
+        live.stage = RUNNING
+        action = self._send(live, view, choice, leg, None)
+        self.fleet.charge(
+            live.request,
+            chosen,
+            cached_tokens=option.cached_tokens,
+            expected_output_tokens=0 if leg == "prefill" else option.decode_tokens,
+            now_s=now_s,
+        )
+        return action
+
+    def _send_both(self, live: Live, pool: Pool, view: View, choice: Choice, now_s: float) -> Dispatch | None:
+        """Early binding: the decode instance is chosen together with the prefill instance."""
+        assert choice.index is not None
+        option = view.options[choice.index]
+        prefill, cached = option.instance, option.cached_tokens
+        self.fleet.charge(live.request, prefill, cached_tokens=cached, expected_output_tokens=0, now_s=now_s)
+        self.fleet.hand_off(live.request.id)
+        live.stage = RUNNING
+        decode_choice, decode_view = self._ask(live, pool.decode, "decode", now_s, may_hold=False)
+        assert decode_choice.index is not None
+        chosen = decode_view.options[decode_choice.index]
+        action = self._send(live, decode_view, decode_choice, "both", prefill.name)
+        self.fleet.charge(
+            live.request,
+            chosen.instance,
+            cached_tokens=0,
+            expected_output_tokens=chosen.decode_tokens,
+            now_s=now_s,
+            prefill=False,
+        )
+        return action
+
+    def start_decode(self, live: Live, instances: list[Instance], now_s: float, *, may_hold: bool) -> Dispatch | None:
+        """Late binding: the prefill leg is done; choose who decodes."""
+        choice, view = self._ask(live, instances, "decode", now_s, may_hold=may_hold)
+        if choice.index is None:
+            return None
+        option = view.options[choice.index]
+        source = self.fleet.sources[live.request.id]
+        live.stage = RUNNING
+        action = self._send(live, view, choice, "decode", source.instance.name)
+        self.fleet.charge(
+            live.request,
+            option.instance,
+            cached_tokens=0,
+            expected_output_tokens=option.decode_tokens,
+            now_s=now_s,
+            prefill=False,
+        )
+        return action
+
+    def _ask(
+        self, live: Live, instances: list[Instance], leg: Leg, now_s: float, *, may_hold: bool
+    ) -> tuple[Choice, View]:
+        options = self.candidates.options(live.request, instances, leg, live.expected_output_tokens)
+        view = View(
+            live.request,
+            options,
+            self.fleet,
+            now_s,
+            self.rng,
+            self.settings.record_decisions,
+            leg=leg,
+            tier=live.tier,
+            deadline_s=live.deadline_s,
+            may_hold=may_hold,
+        )
+        choice = self.policy.choose(view)
+        if choice.index is None and not may_hold:
+            raise ValueError(f"policy {self.settings.policy} wants to hold where it must choose")
+        return choice, view
+
+    def _send(self, live: Live, view: View, choice: Choice, leg: Leg, prefill_instance: str | None) -> Dispatch:
+        """The action of a choice; to be made before the charge, so that the decision shows what was seen."""
+        assert choice.index is not None
+        chosen = view.options[choice.index].instance
+        record = None
+        if self.settings.record_decisions:
+            record = decision(
+                view,
+                choice,
+                self.fleet,
+                policy=self.settings.policy,
+                attempt=live.attempts,
+                queued_s=view.now_s - live.held_s if self.holds else 0.0,
+                length_estimate="full_budget",
+                failed_on=live.failed_on,
+            )
+        return Dispatch(
+            request_id=live.request.id,
+            instance=chosen.name,
+            attempt=live.attempts,
+            leg=leg,
+            prefill_instance=prefill_instance,
+            decision=record,
+        )
+
+    def _binds_early(self, prefill: Instance) -> bool:
+        binding = self.settings.binding
+        return binding == "early" or (binding == "auto" and prefill.spec.kind == "sglang")

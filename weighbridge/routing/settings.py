@@ -1,0 +1,40 @@
+"""Everything a router's behaviour depends on besides its events; the event log's header keeps it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from weighbridge.core.request import DEFAULT_TIERS, Tier
+
+
+class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one router.
+
+    `dispatch`: `hold` keeps requests in the router's queue until an instance has room, `immediate` places each on
+    arrival, `auto` does what the policy asks for. `binding`: when the decode instance of a disaggregated request is
+    chosen: `late` (at hand-off), `early` (together with the prefill instance), `auto` (early only where the prefill
+    engine needs the pair at once). `length_estimate`: which estimate of output length is charged and shown to
+    policies; `auto` is the policy's own wish, else `median`.
+    """
+
+    policy: str = "least_tokens"
+    policy_options: dict[str, Any] = {}
+    seed: int = 0
+    max_attempts: int = 3
+    record_decisions: bool = True
+    tiers: tuple[Tier, ...] = DEFAULT_TIERS
+    dispatch: Literal["auto", "hold", "immediate"] = "auto"
+    binding: Literal["auto", "late", "early"] = "auto"
+    length_estimate: Literal["auto", "median", "mean", "full_budget", "new_token_ratio", "given"] = "auto"
+    room_kv: float = 0.8
+    """Share of an instance's KV that held requests may fill, their prompts and a margin included."""
+    decode_kv: float = 0.95
+    """The same for a decode instance at hand-off."""
+    reject_hopeless: bool = True
+    """Answer 429 to a held request of a sheddable tier that can no longer make its first-token deadline."""
+    release_after: float = 10.0
+    """A held request passes the gate after this many times its first-token bound, whatever the forecast says."""
+    default_ttft_s: float = 2.0
+    """First-token bound used for ordering where a tier has no bound of its own to derive one from."""
