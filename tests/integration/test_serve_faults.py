@@ -47,7 +47,7 @@ async def ask(api: openai.AsyncOpenAI, number: int, *, tokens: int, cancel_after
 
     try:
         return await asyncio.wait_for(whole(), cancel_after_s)
-    except (TimeoutError, asyncio.TimeoutError):
+    except TimeoutError:
         return "cancelled"
     except openai.APIError as error:
         return f"error: {error.message}"
