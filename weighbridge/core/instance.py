@@ -9,7 +9,7 @@ import msgspec
 Role = Literal["mixed", "prefill", "decode"]
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Hard limits of one engine; None where the engine did not tell."""
 
     token_budget: int | None = None

@@ -31,7 +31,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the client lets the router do under overload: `clip` (lower max_tokens), `defer` (treat as batch)."""
 
 
-class Tier(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Tier(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """An SLO class. Lower `priority` is served first (vLLM's meaning). A bound of None is not checked."""
 
     name: str

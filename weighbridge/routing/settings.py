@@ -9,7 +9,7 @@ import msgspec
 from weighbridge.core.request import DEFAULT_TIERS, Tier
 
 
-class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
+class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one router.
 
     `dispatch`: `hold` keeps requests in the router's queue until an instance has room, `immediate` places each on
