@@ -200,6 +200,7 @@ class Ledger(RuleBasedStateMachine):
             assert instance.prefill_tokens == sum(c.prefill_left for c in live)
             assert instance.decode_tokens == sum(c.decode_left for c in live)
             assert instance.kv_tokens == sum(c.kv_tokens for c in live)
+            assert instance.prompt_tokens == sum(c.request.prompt_tokens for c in live)
             assert instance.decoding == len(decoding)
             assert instance.decoding_kv_tokens == sum(c.kv_tokens for c in decoding)
 

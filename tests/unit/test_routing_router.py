@@ -52,7 +52,8 @@ def test_every_policy_places_everything_and_decides_alike_twice(policy: str) -> 
 
     first = run()
     assert first == run()
-    assert set(first) == {"i0", "i1", "i2"}
+    # 50 output tokens are below the threshold, and two of the three instances are kept for long ones
+    assert set(first) == ({"i0"} if policy == "length_threshold" else {"i0", "i1", "i2"})
 
 
 def test_a_retriable_failure_moves_the_request_to_another_instance() -> None:

@@ -82,6 +82,7 @@ class Instance:
         "prefill_tokens",
         "prefilling",
         "prefix",
+        "prompt_tokens",
         "report",
         "report_s",
         "sent_since_report_tokens",
@@ -108,6 +109,8 @@ class Instance:
         """Output tokens still expected from what runs here."""
         self.kv_tokens = 0
         """Prompt and output tokens whose KV this instance holds for running requests, sources included."""
+        self.prompt_tokens = 0
+        """Prompt tokens of all requests in flight, computed or not."""
         self.decoding = 0
         """Sequences that have given a first token and not ended."""
         self.decoding_kv_tokens = 0
@@ -203,6 +206,7 @@ class Fleet:
             instance.sent_since_report_tokens += charge.prefill_left
         instance.decode_tokens += charge.decode_left
         instance.kv_tokens += charge.kv_tokens
+        instance.prompt_tokens += request.prompt_tokens
         instance.last_dispatch_s = now_s
         if request.prefix_hashes:
             instance.prefix.insert(request.prefix_hashes)
@@ -282,6 +286,7 @@ class Fleet:
             instance.prefilling.pop(charge.request.id, None)
         instance.decode_tokens -= charge.decode_left
         instance.kv_tokens -= charge.kv_tokens
+        instance.prompt_tokens -= charge.request.prompt_tokens
         if charge.first_token_s is not None:
             instance.decoding -= 1
             instance.decoding_kv_tokens -= charge.kv_tokens

@@ -6,6 +6,7 @@ import math
 from typing import Literal
 
 from weighbridge.core.request import Request, Tier
+from weighbridge.routing.lengths import LengthTable
 
 Stage = Literal["held", "running", "handing_off"]
 HELD: Stage = "held"
@@ -17,7 +18,7 @@ class Live:
     """`deadline_s` is when the first token is due (infinity: no bound); `due_s` orders the queue, always finite."""
 
     __slots__ = ("attempts", "bound_s", "deadline_s", "due_s", "expected_output_tokens", "failed_on", "held_s",
-                 "late", "request", "sacrificed", "stage", "tier")  # fmt: skip
+                 "late", "length_scale", "lengths", "request", "sacrificed", "stage", "tier")  # fmt: skip
 
     def __init__(self, request: Request, tier: Tier, default_ttft_s: float) -> None:
         self.request = request
@@ -27,6 +28,9 @@ class Live:
         self.stage: Stage = RUNNING
         self.held_s = request.arrival_s
         self.expected_output_tokens = request.max_tokens
+        self.lengths: LengthTable | None = None
+        """What the output length is estimated from."""
+        self.length_scale = 1.0
         self.late = False
         """Can no longer make its deadline; set by the queue."""
         self.sacrificed = False

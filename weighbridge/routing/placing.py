@@ -7,6 +7,7 @@ import random
 from weighbridge.core.actions import Dispatch, Leg
 from weighbridge.routing.candidates import Candidates, Pool, decision
 from weighbridge.routing.fleet import Fleet, Instance
+from weighbridge.routing.lengths import Lengths
 from weighbridge.routing.live import RUNNING, Live
 from weighbridge.routing.policy import Choice, Policy, View
 from weighbridge.routing.settings import RouterSettings
@@ -21,6 +22,12 @@ class Placing:
         self.policy = policy
         self.rng = rng
         self.candidates = Candidates(fleet)
+        estimate = settings.length_estimate
+        self.lengths = Lengths(
+            getattr(policy, "length_estimate", "median") if estimate == "auto" else estimate,
+            noise=settings.length_noise,
+            seed=settings.seed,
+        )
         self.holds = settings.dispatch == "hold" or (settings.dispatch == "auto" and getattr(policy, "holds", False))
 
     def start(
@@ -126,7 +133,7 @@ class Placing:
                 policy=self.settings.policy,
                 attempt=live.attempts,
                 queued_s=view.now_s - live.held_s if self.holds else 0.0,
-                length_estimate="full_budget",
+                length_estimate=self.lengths.name,
                 failed_on=live.failed_on,
             )
         return Dispatch(

@@ -114,6 +114,10 @@ class Router:
             raise ValueError(f"request id {request.id} is live already")
         tier = self.tiers.get(request.tier, self._default_tier)
         live = self._live[request.id] = Live(request, tier, self.settings.default_ttft_s)
+        lengths = self._placing.lengths
+        live.lengths = lengths.table(request)
+        live.length_scale = lengths.draw_scale()
+        live.expected_output_tokens = lengths.expected(request, live.lengths, 0, live.length_scale)
         return self._enter(live, now_s)
 
     def _enter(self, live: Live, now_s: float) -> list[Action]:
@@ -136,12 +140,21 @@ class Router:
         return actions
 
     def _first_token(self, event: FirstToken, now_s: float) -> list[Action]:
-        self.fleet.first_token(event.request_id, now_s)
+        live = self._live.get(event.request_id)
+        if live is None:
+            return []
+        self.fleet.first_token(event.request_id, now_s, self._remaining(live, 1))
         return self._pump(now_s) if self.holds else []
 
     def _progressed(self, event: TokensProgressed, now_s: float) -> list[Action]:
-        self.fleet.progress(event.request_id, event.output_tokens)
+        live = self._live.get(event.request_id)
+        if live is not None:
+            self.fleet.progress(event.request_id, event.output_tokens, self._remaining(live, event.output_tokens))
         return []
+
+    def _remaining(self, live: Live, generated: int) -> int:
+        lengths = self._placing.lengths
+        return max(lengths.expected(live.request, live.lengths, generated, live.length_scale) - generated, 0)
 
     def _prefill_finished(self, event: PrefillFinished, now_s: float) -> list[Action]:
         live = self._live.get(event.request_id)
@@ -170,6 +183,9 @@ class Router:
         return actions
 
     def _finished(self, event: RequestFinished, now_s: float) -> list[Action]:
+        live = self._live.get(event.request_id)
+        if live is not None:
+            self._placing.lengths.observe(live.request, event.output_tokens)
         return self._ended(event.request_id, now_s)
 
     def _cancelled(self, event: RequestCancelled, now_s: float) -> list[Action]:

@@ -5,29 +5,53 @@ Adding one of ours is one file and one line here. A third party's distribution d
     [project.entry-points."weighbridge.policies"]
     my_policy = "my_package.my_module:MyPolicy"
 
+or is named as `my_package.my_module:MyPolicy` directly.
 A policy's options are its constructor's keyword arguments.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
 from weighbridge.core.errors import PolicyError
+from weighbridge.routing.policies.affinity_gate import AffinityGate
+from weighbridge.routing.policies.block_cost import BlockCost
+from weighbridge.routing.policies.drain_time import DrainTime
+from weighbridge.routing.policies.kv_free import KvFree
 from weighbridge.routing.policies.least_requests import LeastRequests
 from weighbridge.routing.policies.least_tokens import LeastTokens
+from weighbridge.routing.policies.length_threshold import LengthThreshold
+from weighbridge.routing.policies.paper_score import PaperScore
+from weighbridge.routing.policies.power_of_two import PowerOfTwo
+from weighbridge.routing.policies.prefix_affinity import PrefixAffinity
+from weighbridge.routing.policies.prompt_length import PromptLength
+from weighbridge.routing.policies.random_choice import Random
 from weighbridge.routing.policies.round_robin import RoundRobin
+from weighbridge.routing.policies.speed_requests import SpeedRequests
 from weighbridge.routing.policies.work import Work
 from weighbridge.routing.policy import Policy
 
 GROUP = "weighbridge.policies"
 
 POLICIES: Mapping[str, Callable[..., Policy]] = {
+    "affinity_gate": AffinityGate,
+    "block_cost": BlockCost,
+    "drain_time": DrainTime,
+    "kv_free": KvFree,
     "least_requests": LeastRequests,
     "least_tokens": LeastTokens,
+    "length_threshold": LengthThreshold,
+    "paper_score": PaperScore,
+    "power_of_two": PowerOfTwo,
+    "prefix_affinity": PrefixAffinity,
+    "prompt_length": PromptLength,
+    "random": Random,
     "round_robin": RoundRobin,
+    "speed_requests": SpeedRequests,
     "work": Work,
 }
 
@@ -43,15 +67,27 @@ def make_policy(name: str, options: Mapping[str, Any] | None = None) -> Policy:
     Raises:
         PolicyError: unknown name (the message lists the known ones), or an option that its constructor refuses.
     """
-    factory = POLICIES.get(name) or _third_party(name)
+    factory = POLICIES.get(name) or (_by_path(name) if ":" in name else _third_party(name))
     if factory is None:
-        raise PolicyError(f"unknown policy {name!r}; known: {', '.join(policy_names())}")
+        raise PolicyError(
+            f"unknown policy {name!r}; known: {', '.join(policy_names())}; or give your own as 'module:Class'"
+        )
     try:
         policy = factory(**(options or {}))
     except (TypeError, ValueError) as error:
         parameters = ", ".join(inspect.signature(factory).parameters) or "none"
         raise PolicyError(f"policy {name!r}: {error}; its options are: {parameters}") from None
     return policy
+
+
+def _by_path(name: str) -> Callable[..., Policy]:
+    """`package.module:Class`, importable from where the program runs."""
+    module, _, attribute = name.partition(":")
+    try:
+        loaded: Callable[..., Policy] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PolicyError(f"policy {name!r} cannot be loaded: {error}; is it on the Python path?") from None
+    return loaded
 
 
 def _third_party(name: str) -> Callable[..., Policy] | None:

@@ -17,6 +17,8 @@ UNIT_RATES = Rates(prefill_tokens_per_s=1.0, decode_tokens_per_s=1.0)
 class Work:
     """Least seconds of work. If any option has no rates, all are compared by tokens: the next degradation level."""
 
+    length_estimate = "full_budget"
+
     def choose(self, view: View) -> Choice:
         """Pick the option with the least work, the request's own included."""
         options = view.options
