@@ -33,7 +33,11 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Coefficients of the step-time model in seconds; see `weighbridge.cost.step` for the formula."""
+    """Coefficients of the step-time model in seconds; see `weighbridge.cost.step` for the formula.
+
+    `sequence_knots` holds (sequences, seconds) points of an engine whose step time bends in the number of decoding
+    sequences; where there are any they replace `sequence_s * S`, and `sequence_s` is the mean slope up to the last.
+    """
 
     base_s: float
     prefill_s: float
@@ -41,6 +45,7 @@ class StepTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sequence_s: float = 0.0
     kv_s: float = 0.0
     scan_s: float = 0.0
+    sequence_knots: tuple[tuple[float, float], ...] = ()
 
 
 class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -13,6 +13,7 @@ import msgspec
 
 from weighbridge.core.errors import ProfileError
 from weighbridge.core.instance import Limits, Rates, StepTerms
+from weighbridge.cost.step import COEFFICIENTS
 
 SCHEMA_VERSION = 1
 
@@ -110,7 +111,13 @@ def _check(profile: Profile, name: str) -> None:
         if not (math.isfinite(value) and value > 0):
             raise ProfileError(f"{name}: rates.{field} is {value}, expected a finite number > 0; calibrate again")
     if profile.step is not None:
-        for field in profile.step.__struct_fields__:
+        for field in COEFFICIENTS:
             value = getattr(profile.step, field)
             if not (math.isfinite(value) and value >= 0):
                 raise ProfileError(f"{name}: step.{field} is {value}, expected a finite number >= 0; calibrate again")
+        counts = [count for count, _ in profile.step.sequence_knots]
+        seconds = [value for _, value in profile.step.sequence_knots]
+        if counts != sorted(set(counts)) or any(not (math.isfinite(value) and value >= 0) for value in seconds):
+            raise ProfileError(
+                f"{name}: step.sequence_knots must rise in sequences and hold seconds >= 0; calibrate again"
+            )

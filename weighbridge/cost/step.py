@@ -4,11 +4,32 @@
 
 P prefill tokens in the step, A sum over prefill tokens of the context each attends to, S decoding sequences,
 K KV tokens that decoding reads, T = P + S, C used cells of a unified cache. All coefficients are >= 0 seconds.
+An engine whose step time bends in S (kernels for small batches, captured graph sizes) has a piecewise linear curve in
+place of sequence*S.
 """
 
 from __future__ import annotations
 
 from weighbridge.core.instance import Rates, StepTerms
+
+COEFFICIENTS = ("base_s", "prefill_s", "attend_s", "sequence_s", "kv_s", "scan_s")
+
+
+def sequence_seconds(terms: StepTerms, sequences: float) -> float:
+    """Seconds that `sequences` decoding sequences add to a step: sequence*S, or the curve through (0, 0) and the knots.
+
+    Beyond the last knot the curve goes on with the slope of its last piece.
+    """
+    if not terms.sequence_knots:
+        return terms.sequence_s * sequences
+    left_count = left_s = 0.0
+    slope = 0.0
+    for count, seconds in terms.sequence_knots:
+        slope = (seconds - left_s) / (count - left_count)
+        if sequences <= count:
+            break
+        left_count, left_s = count, seconds
+    return left_s + slope * (sequences - left_count)
 
 
 def step_seconds(
@@ -25,7 +46,7 @@ def step_seconds(
         terms.base_s
         + terms.prefill_s * prefill_tokens
         + terms.attend_s * attended_tokens
-        + terms.sequence_s * sequences
+        + sequence_seconds(terms, sequences)
         + terms.kv_s * kv_tokens
         + terms.scan_s * (prefill_tokens + sequences) * used_cells
     )
@@ -36,7 +57,7 @@ def decode_run_seconds(terms: StepTerms, *, sequences: int, kv_tokens: int, step
 
     Closed form of sum_{j=0}^{k-1} (base + sequence*S + kv*(K + j*S)).
     """
-    first = terms.base_s + terms.sequence_s * sequences + terms.kv_s * kv_tokens
+    first = terms.base_s + sequence_seconds(terms, sequences) + terms.kv_s * kv_tokens
     return steps * first + terms.kv_s * sequences * (steps * (steps - 1) // 2)
 
 

@@ -49,6 +49,13 @@ class BlockManager:
             hits += 1
         return hits
 
+    def has_room(self, seq: Sequence, tokens: int) -> bool:
+        """Whether the first `tokens` tokens of a sequence that holds no block would fit now, cached blocks included."""
+        hits = self.matched_blocks(seq)
+        hashes = seq.block_hashes or ()
+        revived = sum(1 for i in range(hits) if hashes[i] in self._idle)
+        return -(-tokens // self.block_tokens) - hits + revived <= self.free_blocks
+
     def admit(self, seq: Sequence, tokens: int) -> bool:
         """Take cached blocks and room for `tokens` more tokens; sets `computed_tokens` to the hit. All or nothing.
 

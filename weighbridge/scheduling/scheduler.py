@@ -28,7 +28,8 @@ class SchedulerConfig:
     the cheaper by `swap_s_per_token` (out and in again) against `prefill_s_per_token`.
     With `preempt_priority`, a waiting sequence takes the place of a running one of strictly worse priority, but one
     sequence loses its place at most `max_preemptions` times that way.
-    `reserve` admits only when prompt and whole output fit, `optimistic` when the next piece does.
+    `reserve` admits only when prompt and whole output fit, `prompt` when the whole prompt does (newer vLLM; it takes
+    the next piece only), `optimistic` when the next piece does.
     """
 
     token_budget: int = 2048
@@ -39,7 +40,7 @@ class SchedulerConfig:
     mixing: Mixing = "mixed"
     discipline: Discipline = "fcfs"
     ageing_s: float | None = None
-    admission: Literal["optimistic", "reserve"] = "optimistic"
+    admission: Literal["optimistic", "prompt", "reserve"] = "optimistic"
     preemption: Literal["recompute", "swap", "auto"] = "recompute"
     swap_s_per_token: float = 0.0
     prefill_s_per_token: float = 0.0
@@ -268,6 +269,8 @@ class Scheduler:
         whole = seq.prompt_tokens + seq.max_output_tokens
         if seq.swapped_tokens:
             return self.memory.grow(seq, whole if reserve else min(seq.computed_tokens + limit, seq.total_tokens))
+        if self.config.admission == "prompt" and not self.memory.has_room(seq, seq.total_tokens):
+            return False
         if not self.memory.admit(seq, seq.total_tokens if reserve else limit):
             return False
         if reserve and not self.memory.grow(seq, whole):
