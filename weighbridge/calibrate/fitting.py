@@ -7,6 +7,7 @@ out of the fit: when it happens in reality is chance, and their seconds say litt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -115,8 +116,17 @@ def residual_quantiles(values: Sequence[float]) -> Quantiles:
     if not ordered:
         return Quantiles()
     p05, p25, p50, p75, p95 = (percentile(ordered, q) for q in (5.0, 25.0, 50.0, 75.0, 95.0))
-    mape = percentile(sorted(abs(value) for value in ordered), 50.0)
-    return Quantiles(p05=p05, p25=p25, p50=p50, p75=p75, p95=p95, mape=mape, count=len(ordered))
+    sizes = sorted(abs(value) for value in ordered)
+    return Quantiles(
+        p05=p05,
+        p25=p25,
+        p50=p50,
+        p75=p75,
+        p95=p95,
+        mape=math.fsum(sizes) / len(sizes),
+        median=percentile(sizes, 50.0),
+        count=len(sizes),
+    )
 
 
 def _error_of(found: Sequence[tuple[float, float]]) -> MetricError:
@@ -139,7 +149,7 @@ def _error_of(found: Sequence[tuple[float, float]]) -> MetricError:
 
 
 def _score(replayed: Sequence[Replayed]) -> float:
-    """Mean error over the metrics. The median for TTFT: a step's phase on arrival is chance and weighs on short ones."""
+    """Mean error over the metrics; the median for TTFT, where the phase of a step on arrival is chance."""
     errors = compare(replayed)
     return errors["ttft_s"].median + errors["tpot_s"].mape + errors["e2e_s"].mape
 
@@ -178,7 +188,8 @@ def _halfway(old: StepTerms, new: StepTerms) -> StepTerms:
 
 def _change(old: StepTerms, new: StepTerms) -> float:
     """Largest relative change of a coefficient that carries weight: those near zero may wander."""
-    return max(
-        abs(getattr(new, name) - getattr(old, name)) / max(getattr(old, name), getattr(START, name), 1e-12)
-        for name in ("base_s", "prefill_s", "sequence_s", "kv_s")
-    )
+    changes: list[float] = []
+    for name in ("base_s", "prefill_s", "sequence_s", "kv_s"):
+        before, after = float(getattr(old, name)), float(getattr(new, name))
+        changes.append(abs(after - before) / max(before, float(getattr(START, name))))
+    return max(changes)

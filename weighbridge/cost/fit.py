@@ -2,8 +2,8 @@
 
 One observation is a number of seconds and the work of the steps that they were spent on. Seconds count by their
 relative error, so that a short step weighs as much as a long one. Whether the data can tell the terms apart is
-answered by collinearity diagnostics after Belsley, Kuh and Welsch (1980): a scaled condition index of 30 or more to
-which two or more terms give over half of their variance means that only their sum is known.
+answered by collinearity diagnostics after Belsley, Kuh and Welsch (1980): two or more terms that have over half of
+their variance in directions of a scaled condition index of 30 or more are known only in sum.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class StepFit:
-    """A fitted model and how far to trust it. Errors are one standard deviation in the unit of the coefficient.
+    """A fitted model and how far to trust it. `errors` are one standard deviation, by term, in its unit.
 
     `residuals` are relative, observed / forecast - 1, by metric: on held-out observations where a hold-out was asked
     for, else on those fitted. `unidentified` names the terms that the data cannot tell apart or cannot see.
@@ -203,12 +203,14 @@ def solve(design: Design, observations: Sequence[Observation]) -> Array:
         error = np.abs(scaled @ solution - 1.0)
         spread = max(1.4826 * float(np.median(error)), 1e-9)
         weights = np.minimum(1.0, HUBER * spread / np.maximum(error, 1e-12))
-    return solution / scale
+    result: Array = solution / scale
+    return result
 
 
 def predict(design: Design, solution: Array, observations: Sequence[Observation]) -> Array:
     """Forecast seconds of each observation."""
-    return np.asarray(design.matrix(observations) @ solution, dtype=np.float64)
+    forecast: Array = np.dot(design.matrix(observations), solution)
+    return forecast
 
 
 def residuals_by_metric(design: Design, solution: Array, observations: Sequence[Observation]) -> dict[str, Array]:
@@ -309,10 +311,6 @@ def _collinear(matrix: Array, labels: Sequence[str]) -> tuple[float, set[str]]:
     singular = np.maximum(singular, singular[0] * 1e-12)
     share = (right.T**2) / singular**2
     share /= share.sum(axis=1, keepdims=True)
-    tangled: set[str] = set()
-    for index in range(len(singular)):
-        if singular[0] / singular[index] >= COLLINEAR_INDEX:
-            involved = {labels[int(column)] for column in np.flatnonzero(share[:, index] > 0.5)}
-            if len(involved) > 1:
-                tangled |= involved
-    return float(singular[0] / singular[-1]), tangled
+    near = singular[0] / singular >= COLLINEAR_INDEX
+    tangled = {labels[int(column)] for column in np.flatnonzero(share[:, near].sum(axis=1) > 0.5)}
+    return float(singular[0] / singular[-1]), tangled if len(tangled) > 1 else set()

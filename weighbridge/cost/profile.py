@@ -19,7 +19,10 @@ SCHEMA_VERSION = 1
 
 
 class Quantiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Relative residuals (observed / forecast - 1) of one metric on held-out probes."""
+    """Relative residuals (observed / forecast - 1) of one metric on held-out observations.
+
+    `mape` is the mean of their absolute values, `median` the median of those.
+    """
 
     p05: float = 0.0
     p25: float = 0.0
@@ -27,6 +30,7 @@ class Quantiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     p75: float = 0.0
     p95: float = 0.0
     mape: float = 0.0
+    median: float = 0.0
     count: int = 0
 
 
@@ -48,17 +52,22 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A cost model and its error.
 
-    `rates` is always there (measured or derived); `step` where the step-time model was identified. `source` says how
-    it was obtained: `measured`, `prior` (from a table, replaced by the first measurements) or `online`.
+    `rates` is always there (measured or derived); `step` where the step-time model was fitted. `unidentified` names
+    the terms of it that the data could not tell apart: their sum is right in the probed `ranges`, each alone is not
+    known. `overhead_s` is spent per request outside any step (HTTP, tokenisation). `source` says how the profile was
+    obtained: `measured`, `prior` (from a table, replaced by the first measurements) or `online`. `scheduling` holds
+    the settings of the engine's scheduler that `limits` does not.
     """
 
     schema_version: int = SCHEMA_VERSION
     rates: Rates
     step: StepTerms | None = None
     step_errors: StepTerms | None = None
+    overhead_s: float = 0.0
     identifiable: bool = True
     unidentified: tuple[str, ...] = ()
     limits: Limits = Limits()
+    scheduling: dict[str, Any] = {}
     residuals: dict[str, Quantiles] = {}
     ranges: dict[str, tuple[float, float]] = {}
     condition_number: float | None = None
@@ -69,13 +78,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def error(self) -> float | None:
         """Relative error used as the forecast's error bar: the largest median absolute residual known."""
-        known = [q.mape for q in self.residuals.values() if q.count]
+        known = [q.median for q in self.residuals.values() if q.count]
         return max(known) if known else None
 
 
 def encode_profile(profile: Profile) -> bytes:
     """Indented JSON, newline at the end."""
-    return msgspec.json.format(msgspec.json.encode(profile), indent=2) + b"\n"
+    fields = {"schema_version": profile.schema_version} | msgspec.to_builtins(profile)
+    return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"
 
 
 def decode_profile(data: bytes, name: str = "profile") -> Profile:
@@ -110,6 +120,10 @@ def _check(profile: Profile, name: str) -> None:
         value = getattr(profile.rates, field)
         if not (math.isfinite(value) and value > 0):
             raise ProfileError(f"{name}: rates.{field} is {value}, expected a finite number > 0; calibrate again")
+    if not (math.isfinite(profile.overhead_s) and profile.overhead_s >= 0):
+        raise ProfileError(
+            f"{name}: overhead_s is {profile.overhead_s}, expected a finite number >= 0; calibrate again"
+        )
     if profile.step is not None:
         for field in COEFFICIENTS:
             value = getattr(profile.step, field)
