@@ -31,14 +31,14 @@ def mixed(scheduler: Scheduler, batch: Batch, now_s: float) -> None:
     while index < len(running) and budget > 0:
         seq = running[index]
         computed = seq.computed_tokens
-        count = seq.total_tokens - computed
+        rest = count = seq.total_tokens - computed
         if count > budget:
             count = budget
         if (computed + count > seq.blocks * block_tokens or seq.block_hashes is not None) and not scheduler.grow(
             seq, computed + count, batch
         ):
             break
-        if count == 1 and computed >= seq.prompt_tokens:
+        if rest == 1 and computed >= seq.prompt_tokens:
             batch.decodes.append(seq)
             batch.kv_tokens += computed
             batch.context_tokens += computed

@@ -80,7 +80,8 @@ class Bursts:
 
     def times(self, rng: random.Random) -> Iterator[float]:
         quiet = self.rate * (self.on_s + self.off_s) / (self.off_s + self.factor * self.on_s)
-        start, bursting = 0.0, False
+        # Stationary from the start: time 0 falls into a burst as often as any other moment.
+        start, bursting = 0.0, rng.random() < self.on_s / (self.on_s + self.off_s)
         while True:
             end = start + rng.expovariate(1.0 / (self.on_s if bursting else self.off_s))
             rate = quiet * (self.factor if bursting else 1.0)
