@@ -10,30 +10,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from heapq import heappop, heappush
 
 from weighbridge.core.instance import LoadReport
+from weighbridge.cost.step import sequence_seconds
 from weighbridge.scheduling.scheduler import SchedulerConfig
 from weighbridge.sim.cost_runner import CostRunner
 from weighbridge.sim.job import FINISHED, FIRST_TOKEN, Job, Outcome, StepSpan
-from weighbridge.sim.stretch import Stretch
-
-
-def can_fast_forward(config: SchedulerConfig, runner: CostRunner) -> bool:
-    """Whether this class models the configuration exactly."""
-    return (
-        runner.disturbance.none
-        and config.mixing == "mixed"
-        and config.discipline == "fcfs"
-        and config.admission == "optimistic"
-        and config.preemption == "recompute"
-        and not config.preempt_priority
-        and not config.prefix_caching
-        and config.prefill_rows == 1
-        and config.max_waiting is None
-        and config.token_budget > config.max_sequences
-    )
+from weighbridge.sim.stretch import Stretch, Throughput, can_fast_forward
 
 
 class FastForwardInstance:
@@ -41,8 +26,8 @@ class FastForwardInstance:
 
     __slots__ = (
         "_cancels", "_ends", "_free", "_kv", "_partial", "_phase", "_plan", "_running", "_s", "_slowdown", "_step",
-        "_stretch", "_tokens_out", "_waiting", "block_tokens", "blocks", "config", "name", "on_step", "preemptions",
-        "runner", "steps_run", "version", "waiting_tokens", "wake_s",
+        "_stretch", "_throughput", "_tokens_out", "_waiting", "block_tokens", "blocks", "config", "name", "on_step",
+        "preemptions", "runner", "steps_run", "version", "waiting_tokens", "wake_s",
     )  # fmt: skip
 
     def __init__(self, name: str, config: SchedulerConfig, runner: CostRunner) -> None:
@@ -73,6 +58,7 @@ class FastForwardInstance:
         self._cancels: list[Job] = []
         self._slowdown: float | None = None
         self._tokens_out = 0
+        self._throughput = Throughput()
 
     # -- what the driver calls --
 
@@ -132,23 +118,26 @@ class FastForwardInstance:
         elif self._waiting and not self._plan:
             self._cut(now_s)
 
-    def progress(self, now_s: float) -> Iterator[tuple[Job, int]]:
-        """Decoding jobs with their tokens generated until now."""
+    def progress(self, now_s: float) -> list[tuple[str, int]]:
+        """Ids of decoding jobs with their tokens generated until now."""
         step = self._step + (0 if self._plan else self._stretch.done(now_s))
-        for job in self._running:
-            if job.end_step >= 0:
-                yield job, job.output_tokens - (job.end_step - step)
+        return [
+            (job.id, job.output_tokens - job.end_step + step)
+            for job in self._running
+            if job.end_step >= 0 and not job.cancelled
+        ]
 
     def report(self, now_s: float) -> LoadReport:
         """The engine's own gauges at this moment."""
         done = 0 if self._plan else self._stretch.done(now_s)
-        free = self._free - (self._need(done) if self._s else 0)
+        free = self._free - (self._need(done) if self._s and done else 0)
         partial = self._partial
         return LoadReport(
             running=len(self._running),
             waiting=len(self._waiting),
             kv_usage=1.0 - free / self.blocks,
             waiting_tokens=self.waiting_tokens + (partial.total - partial.computed if partial is not None else 0),
+            generation_tokens_per_s=self._throughput.update(self._tokens_out + self._s * done, now_s),
         )
 
     def generated(self, now_s: float) -> int:
@@ -162,10 +151,10 @@ class FastForwardInstance:
 
     @property
     def used_blocks(self) -> int:
-        """Blocks held at the start of the running step."""
+        """Blocks that jobs hold."""
         return self.blocks - self._free
 
-    # -- the jump --
+    # -- steps --
 
     def _start(self, now_s: float) -> None:
         """Plan the next step at a boundary: preempt, continue a cut prompt, admit; or a jump of pure decoding."""
@@ -235,6 +224,9 @@ class FastForwardInstance:
         if decoded >= 0:
             sequences, kv = sequences + 1, kv + decoded
         terms, slowdown, stretch = self.runner.terms, self.runner.slowdown, self._stretch
+        sequential = terms.sequence_s * sequences
+        if terms.sequence_knots:
+            sequential = sequence_seconds(terms, sequences)
         self.version += 1
         stretch.start_s = now_s
         if self._plan:
@@ -243,16 +235,14 @@ class FastForwardInstance:
                 terms.base_s
                 + terms.prefill_s * prefill
                 + terms.attend_s * attended
-                + terms.sequence_s * sequences
+                + sequential
                 + terms.kv_s * kv
                 + terms.scan_s * (prefill + sequences) * context
             )
             self.wake_s = now_s + stretch.first_s
         elif sequences:
             stretch.steps = 1 if preempted else self._jump_length()
-            stretch.first_s = slowdown * (
-                terms.base_s + terms.sequence_s * sequences + terms.kv_s * kv + terms.scan_s * sequences * kv
-            )
+            stretch.first_s = slowdown * (terms.base_s + sequential + terms.kv_s * kv + terms.scan_s * sequences * kv)
             stretch.growth_s = slowdown * sequences * (terms.kv_s + terms.scan_s * sequences)
             self.wake_s = stretch.end(stretch.steps)
         elif preempted:

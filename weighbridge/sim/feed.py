@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import random
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from weighbridge.core.events import InstanceReported, Tick, TokensProgressed
 
@@ -17,8 +14,6 @@ if TYPE_CHECKING:
 # next one.
 ARRIVAL, FAULT, TRANSFER, CANCEL, REPORT, PROGRESS, TICK, STEP = range(8)
 
-_SMOOTHING_S = 0.5
-
 
 class Feed:
     """The periodic part of a simulation's events, as late and as incomplete as its settings say."""
@@ -27,7 +22,6 @@ class Feed:
         self._simulation = simulation
         self._settings = simulation.settings
         self._rng = rng
-        self._generated: list[tuple[float, int, float]] = [(0.0, 0, 0.0)] * len(simulation.instances)
 
     def start(self) -> None:
         """Schedule the first of each."""
@@ -43,14 +37,16 @@ class Feed:
             for event in late:
                 simulation.tell(event, now)
             return
-        reports = []
-        for k, instance in enumerate(simulation.instances):
-            if simulation.up[k] and not (settings.report_loss and self._rng.random() < settings.report_loss):
-                report = msgspec.structs.replace(instance.report(now), generation_tokens_per_s=self._throughput(k, now))
-                generation = simulation.generation[k]
-                reports.append(
-                    InstanceReported(instance=instance.name, generation=generation, sampled_s=now, report=report)
-                )
+        reports = [
+            InstanceReported(
+                instance=instance.name,
+                generation=simulation.generation[k],
+                sampled_s=now,
+                report=instance.report(now),
+            )
+            for k, instance in enumerate(simulation.instances)
+            if simulation.up[k] and not (settings.report_loss and self._rng.random() < settings.report_loss)
+        ]
         assert settings.poll_s is not None
         simulation.push(now + settings.poll_s, REPORT, None)
         if settings.report_delay_s > 0:
@@ -59,24 +55,13 @@ class Feed:
             for event in reports:
                 simulation.tell(event, now)
 
-    def _throughput(self, index: int, now: float) -> float:
-        """Output tokens per second, smoothed as engines log it."""
-        at, tokens, smooth = self._generated[index]
-        total = self._simulation.instances[index].generated(now)
-        elapsed = now - at
-        if elapsed > 0:
-            weight = -math.expm1(-elapsed / _SMOOTHING_S)
-            smooth += weight * ((total - tokens) / elapsed - smooth)
-            self._generated[index] = (now, total, smooth)
-        return smooth
-
     def progress(self, what: None, now: float) -> None:
         """Token counts of everything that decodes."""
         assert self._settings.progress_s is not None
+        tell = self._simulation.tell
         for instance in self._simulation.instances:
-            for job, tokens in list(instance.progress(now)):
-                if job.owner.state == "running":
-                    self._simulation.tell(TokensProgressed(request_id=job.id, output_tokens=tokens), now)
+            for name, tokens in instance.progress(now):
+                tell(TokensProgressed(request_id=name, output_tokens=tokens), now)
         self._simulation.push(now + self._settings.progress_s, PROGRESS, None)
 
     def tick(self, what: None, now: float) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from weighbridge.core.instance import InstanceSpec, Limits, Role, StepTerms
-from weighbridge.cost.step import rates_of
+from weighbridge.cost.step import COEFFICIENTS, rates_of
 from weighbridge.scheduling.scheduler import SchedulerConfig
 from weighbridge.sim.cost_runner import Disturbance
 
@@ -18,7 +18,9 @@ RTX_4090 = StepTerms(base_s=0.015, prefill_s=9.0e-5, sequence_s=3.0e-5, kv_s=1.2
 
 def scaled(terms: StepTerms, factor: float) -> StepTerms:
     """Every coefficient times `factor`: 2 is half the speed."""
-    return StepTerms(**{name: getattr(terms, name) * factor for name in terms.__struct_fields__})
+    values = {name: getattr(terms, name) * factor for name in COEFFICIENTS}
+    knots = tuple((count, seconds * factor) for count, seconds in terms.sequence_knots)
+    return StepTerms(**values, sequence_knots=knots)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from weighbridge.core.instance import LoadReport
 from weighbridge.scheduling.scheduler import SchedulerConfig
 from weighbridge.sim.cost_runner import CostRunner
-from weighbridge.sim.fast_forward import FastForwardInstance, can_fast_forward
+from weighbridge.sim.fast_forward import FastForwardInstance
 from weighbridge.sim.job import Job, Outcome
 from weighbridge.sim.stepwise import StepwiseInstance
+from weighbridge.sim.stretch import can_fast_forward
 
 Stepping = Literal["auto", "stepwise"]
 
@@ -39,7 +40,7 @@ class SimInstance(Protocol):
 
     def end_lease(self, blocks: int, now_s: float) -> None: ...
 
-    def progress(self, now_s: float) -> Iterator[tuple[Job, int]]: ...
+    def progress(self, now_s: float) -> list[tuple[str, int]]: ...
 
     def report(self, now_s: float) -> LoadReport: ...
 

@@ -7,7 +7,7 @@ which every running sequence only decodes are taken at once: the same steps, boo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from weighbridge.core.instance import LoadReport
 from weighbridge.scheduling.batch import Batch
@@ -15,15 +15,15 @@ from weighbridge.scheduling.scheduler import AddRefused, Scheduler, SchedulerCon
 from weighbridge.scheduling.sequence import Sequence, Status
 from weighbridge.sim.cost_runner import CostRunner
 from weighbridge.sim.job import FINISHED, FIRST_TOKEN, Job, Outcome, StepSpan
-from weighbridge.sim.stretch import Stretch
+from weighbridge.sim.stretch import Stretch, Throughput
 
 
 class StepwiseInstance:
     """One simulated engine. `wake_s` is when its running step (or jump) ends; inf when it does nothing."""
 
     __slots__ = (
-        "_batch", "_jobs", "_slowdown", "_stretch", "_tokens_out", "config", "jump", "name", "on_step", "preemptions",
-        "runner", "scheduler", "steps_run", "version", "wake_s",
+        "_batch", "_jobs", "_slowdown", "_stretch", "_throughput", "_tokens_out", "config", "jump", "name", "on_step",
+        "preemptions", "runner", "scheduler", "steps_run", "version", "wake_s",
     )  # fmt: skip
 
     def __init__(self, name: str, config: SchedulerConfig, runner: CostRunner, *, jump: bool = False) -> None:
@@ -43,6 +43,7 @@ class StepwiseInstance:
         self._stretch = Stretch()
         self._slowdown: float | None = None
         self._tokens_out = 0
+        self._throughput = Throughput()
 
     # -- what the driver calls --
 
@@ -139,12 +140,15 @@ class StepwiseInstance:
         else:
             self._cut(now_s)
 
-    def progress(self, now_s: float) -> Iterator[tuple[Job, int]]:
-        """Decoding jobs with their tokens generated until now."""
-        extra = self._stretch.done(now_s)
-        for seq in self.scheduler.running:
-            if seq.output_tokens:
-                yield self._jobs[seq.id], seq.output_tokens + extra
+    def progress(self, now_s: float) -> list[tuple[str, int]]:
+        """Ids of decoding jobs with their tokens generated until now."""
+        extra = self._stretch.done(now_s) if self._stretch.steps > 1 else 0
+        jobs = self._jobs
+        return [
+            (job.id, seq.output_tokens + extra)
+            for seq in self.scheduler.running
+            if seq.output_tokens and not (job := jobs[seq.id]).cancelled
+        ]
 
     def report(self, now_s: float) -> LoadReport:
         """The engine's own gauges at this moment (at the last step boundary, as engines report)."""
@@ -156,6 +160,7 @@ class StepwiseInstance:
             waiting=len(scheduler.waiting),
             kv_usage=scheduler.kv_usage,
             waiting_tokens=waiting_tokens,
+            generation_tokens_per_s=self._throughput.update(self.generated(now_s), now_s),
         )
 
     def generated(self, now_s: float) -> int:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import math
 
+from weighbridge.scheduling.scheduler import SchedulerConfig
+from weighbridge.sim.cost_runner import CostRunner
+
+_SMOOTHING_S = 0.5
+
 
 class Stretch:
     """`steps` steps from `start_s`; step j (from 0) takes `first_s + j * growth_s` seconds. 0 steps: nothing runs."""
@@ -51,3 +56,38 @@ class Stretch:
             return False
         self.steps = steps
         return True
+
+
+class Throughput:
+    """Output tokens per second, smoothed over about half a second, as engines log it."""
+
+    __slots__ = ("_at_s", "_rate", "_total")
+
+    def __init__(self) -> None:
+        self._at_s = self._rate = 0.0
+        self._total = 0
+
+    def update(self, total: int, now_s: float) -> float:
+        """The rate at `now_s`, when `total` tokens have come out since the start."""
+        elapsed = now_s - self._at_s
+        if elapsed > 0.0:
+            fresh = (total - self._total) / elapsed
+            self._rate = fresh + (self._rate - fresh) * math.exp(-elapsed / _SMOOTHING_S)
+            self._at_s, self._total = now_s, total
+        return self._rate
+
+
+def can_fast_forward(config: SchedulerConfig, runner: CostRunner) -> bool:
+    """Whether `FastForwardInstance` models the configuration exactly."""
+    return (
+        runner.disturbance.none
+        and config.mixing == "mixed"
+        and config.discipline == "fcfs"
+        and config.admission == "optimistic"
+        and config.preemption == "recompute"
+        and not config.preempt_priority
+        and not config.prefix_caching
+        and config.prefill_rows == 1
+        and config.max_waiting is None
+        and config.token_budget > config.max_sequences
+    )
