@@ -69,7 +69,7 @@ def split(scheduler: Scheduler, batch: Batch, now_s: float) -> None:
     for seq in restored:
         if scheduler.memory.grow(seq, seq.computed_tokens + 1):
             batch.add_decode(seq)
-    budget = config.token_budget
+    budget = min(config.token_budget, scheduler.prefill_limit or config.token_budget)
     if batch.decodes and config.busy_prefill_tokens is not None:
         budget = min(budget, config.busy_prefill_tokens)
     for seq in prefills:

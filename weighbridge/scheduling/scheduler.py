@@ -82,6 +82,7 @@ class Scheduler:
         self.waiting = WaitingQueue(config.discipline, config.ageing_s)
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self.prefill_limit: int | None = None  # an engine that knows its speed may lower the prefill of a step
         self._sequences: dict[str | int, Sequence] = {}
         self._free_slots = list(range(config.max_sequences))
         self._in_flight: Batch | None = None
