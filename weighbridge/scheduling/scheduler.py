@@ -98,6 +98,11 @@ class Scheduler:
         """Share of the blocks that running sequences reference, 0 to 1."""
         return self.memory.used_blocks / self.memory.blocks
 
+    @property
+    def prefix_caching(self) -> bool:
+        """Whether computed prompts are kept for later sequences."""
+        return self.config.prefix_caching
+
     def find(self, seq_id: str | int) -> Sequence | None:
         """The live sequence of that id."""
         return self._sequences.get(seq_id)

@@ -1,0 +1,215 @@
+"""One embedded instance from its options to a listening server, in this process; what the child process runs too."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from weighbridge.core.errors import ConfigError
+from weighbridge.core.instance import Role
+from weighbridge.cost.profile import Profile
+from weighbridge.engine.engine import EngineOptions
+from weighbridge.engine.libllama import Library
+from weighbridge.engine.model import LlamaModel, ModelOptions
+from weighbridge.engine.model_store import DEFAULT_MODEL, resolve_model
+from weighbridge.engine.probe import describe, probe_profile, save_profile, saved_profile
+from weighbridge.engine.runner import CELLS, KvType, RunnerOptions, Throttle, kv_value_bytes
+from weighbridge.engine.server import EngineServer
+
+
+class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that makes an embedded instance. `threads` 0 takes all cores; `cores` pins to these.
+
+    `model` is a catalogue name or a GGUF path. `library` is another libllama than the wheel's. `gpu_layers` above 0
+    (or -1, all) puts that much of the model on a GPU that the library supports. `profile` is a file for the measured
+    rates; without one they are measured at each start.
+    """
+
+    name: str = "embedded-0"
+    host: str = "127.0.0.1"
+    port: int = 0
+    model: str = DEFAULT_MODEL
+    model_id: str | None = None
+    role: Role = "mixed"
+    slots: int = 4
+    context_tokens: int = 2048
+    threads: int = 0
+    cores: tuple[int, ...] = ()
+    gpu_layers: int = 0
+    library: str | None = None
+    unified: bool = False
+    kv_type: KvType = "f16"
+    flash_attention: Literal["auto", "on", "off"] = "on"
+    busy_prefill_tokens: int = 128
+    idle_prefill_tokens: int = 512
+    max_waiting: int = 512
+    throttle_prefill: float = 1.0
+    throttle_decode: float = 1.0
+    probe: bool = True
+    profile: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "context_tokens", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"must be at least 1, not {getattr(self, name)}", source="engine", path=name)
+        for name in ("throttle_prefill", "throttle_decode"):
+            if getattr(self, name) < 1.0:
+                raise ConfigError("must be at least 1: it can only slow down", source="engine", path=name)
+        for name in ("busy_prefill_tokens", "idle_prefill_tokens"):
+            value = getattr(self, name)
+            if value < 64 or value % 64 or value > 512:
+                raise ConfigError(f"must be a multiple of 64 up to 512, not {value}", source="engine", path=name)
+        if self.threads < 0:
+            raise ConfigError(f"must be 0 (all cores) or more, not {self.threads}", source="engine", path="threads")
+
+
+class ReadyInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What an instance is once it serves. `device` is where the model really is."""
+
+    name: str
+    host: str
+    port: int
+    model_id: str
+    context_tokens: int
+    slots: int
+    kv_blocks: int
+    block_tokens: int
+    threads: int
+    device: str
+    library: str
+    model: str
+    load_s: float
+    profile: Profile | None
+
+
+class Instance:
+    """A running instance: its server, and its model to be freed after it."""
+
+    def __init__(self, server: EngineServer, model: LlamaModel, info: ReadyInfo) -> None:
+        self.server = server
+        self.info = info
+        self._model = model
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Drain, stop and free everything."""
+        await self.server.stop(drain_s)
+        self._model.close()
+
+
+async def start_instance(
+    options: InstanceOptions,
+    progress: Callable[[float], None] | None = None,
+    library: Library | None = None,
+) -> Instance:
+    """Load the model, measure if asked to, warm up and listen. `progress` is called from another thread.
+
+    Raises:
+        ModelError: model or library cannot be used.
+        ServiceError: the address is taken.
+    """
+    begun = time.monotonic()
+    path, default_id = resolve_model(options.model)
+    if options.cores:
+        _pin(options.cores)
+    model = await asyncio.to_thread(_load, options, path, library, progress)
+    model_id = options.model_id or default_id
+    server = EngineServer(model, _engine_options(options), model_id, options.name)
+    runner = server.engine.runner
+    device = _device(model.library, options)
+    profile = await asyncio.to_thread(_profile, options, server, path, device)
+    await server.start(options.host, options.port)
+    memory = server.engine.scheduler.memory
+    info = ReadyInfo(
+        name=options.name,
+        host=options.host,
+        port=server.port,
+        model_id=model_id,
+        context_tokens=server.engine.context_tokens,
+        slots=options.slots,
+        kv_blocks=memory.blocks,
+        block_tokens=memory.block_tokens,
+        threads=runner.options.threads,
+        device=device,
+        library=str(model.library.path),
+        model=model.describe(),
+        load_s=time.monotonic() - begun,
+        profile=profile,
+    )
+    return Instance(server, model, info)
+
+
+def _load(
+    options: InstanceOptions, path: Path, library: Library | None, progress: Callable[[float], None] | None
+) -> LlamaModel:
+    if library is None:
+        library = Library(Path(options.library) if options.library else None)
+    cells = -(-options.context_tokens // CELLS) * CELLS * options.slots
+    return LlamaModel(library, ModelOptions(path, options.gpu_layers, cells, kv_value_bytes(options.kv_type)), progress)
+
+
+def _engine_options(options: InstanceOptions) -> EngineOptions:
+    return EngineOptions(
+        runner=RunnerOptions(
+            slots=options.slots,
+            context_tokens=options.context_tokens,
+            threads=options.threads or len(options.cores) or available_cores(),
+            batch_rows=max(512, options.slots),
+            unified=options.unified,
+            kv_type=options.kv_type,
+            flash_attention=options.flash_attention,
+            throttle=Throttle(options.throttle_prefill, options.throttle_decode),
+        ),
+        busy_prefill_tokens=options.busy_prefill_tokens,
+        idle_prefill_tokens=options.idle_prefill_tokens,
+        max_waiting=options.max_waiting,
+    )
+
+
+def _profile(options: InstanceOptions, server: EngineServer, path: Path, device: str) -> Profile | None:
+    if not options.probe:
+        return None
+    import weighbridge
+
+    runner = server.engine.runner
+    stamp = f"{path.name}:{path.stat().st_size}"
+    provenance = describe(runner, stamp, device, weighbridge.__version__)
+    file = Path(options.profile) if options.profile else None
+    if file is not None and (known := saved_profile(file, provenance)) is not None:
+        return known
+    server.engine.warm_up()
+    profile = probe_profile(runner, provenance)
+    if file is not None:
+        save_profile(file, profile)
+    return profile
+
+
+def _device(library: Library, options: InstanceOptions) -> str:
+    """The device that the model is on: a GPU only if the library has one and layers were put there."""
+    devices = library.devices()
+    if options.gpu_layers != 0:
+        for name, kind, about in devices:
+            if kind in ("gpu", "igpu"):
+                return f"{name} ({about})"
+    return next((f"{name} ({about})" for name, kind, about in devices if kind == "cpu"), "cpu")
+
+
+def _pin(cores: tuple[int, ...]) -> None:
+    if not hasattr(os, "sched_setaffinity"):
+        raise ConfigError("this system cannot pin threads to cores", source="engine", path="cores")
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as error:
+        raise ConfigError(f"{list(cores)}: {error.strerror}", source="engine", path="cores") from None
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,173 @@
+"""The OpenAI server of one embedded instance, on our own HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from weighbridge.core.errors import RequestError, ServiceError
+from weighbridge.engine import fields
+from weighbridge.engine.answer import Answer
+from weighbridge.engine.chat import ChatTemplate, read_messages
+from weighbridge.engine.engine import Engine, EngineOptions
+from weighbridge.engine.fields import Body
+from weighbridge.engine.generation import Output, Sink
+from weighbridge.engine.metrics import EngineCollector, metrics_page
+from weighbridge.engine.model import LlamaModel
+from weighbridge.engine.requests import Call, RequestReader
+from weighbridge.http import HttpServer, Request, Responder, Routes, ServerLimits
+
+
+class EngineServer:
+    """Serves one engine over HTTP. Make and use it on one running event loop."""
+
+    def __init__(self, model: LlamaModel, options: EngineOptions, model_id: str, name: str = "0") -> None:
+        """Allocates the engine's context, which blocks for a moment. Raises ModelError where that fails."""
+        self._loop = asyncio.get_running_loop()
+        self.engine = Engine(model, options, self._deliver)
+        self.model_id = model_id
+        self._template = ChatTemplate(
+            model.chat_template(),
+            bos=model.piece(model.bos).decode(errors="replace") if model.bos >= 0 else "",
+            eos=model.piece(model.eos).decode(errors="replace") if model.eos >= 0 else "",
+        )
+        self._reader = RequestReader(model, self._template, model_id, self.engine.context_tokens)
+        self._collector = EngineCollector(self.engine, model_id, name)
+        self._calls = itertools.count(1)
+        self._running = 0
+        self._draining = False
+        self._created = int(time.time())
+        self._http = HttpServer(self._routes(), ServerLimits())
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        return self._http.port
+
+    @property
+    def running(self) -> int:
+        """API calls that are being answered."""
+        return self._running
+
+    async def start(self, host: str, port: int) -> None:
+        """Warm up, begin to compute, then listen. Raises ServiceError where the address is taken."""
+        self.engine.warm_up()
+        self.engine.start()
+        try:
+            await self._http.start(host, port)
+        except OSError as error:
+            self.engine.stop()
+            raise ServiceError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Take no more calls, let running ones end for `drain_s`, then end everything."""
+        self._draining = True
+        if drain_s > 0:
+            await self._http.drain(drain_s)
+        await self._http.stop()
+        await asyncio.to_thread(self.engine.stop)
+
+    def _deliver(self, outputs: list[tuple[Sink, Output]]) -> None:
+        """Called in the engine's thread: hand the outputs of half a step to the event loop in one go."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_dispatch, outputs)
+
+    def _routes(self) -> Routes:
+        routes = Routes()
+        for path in ("/health", "/ping"):
+            routes.get(path, self._health)
+        routes.get("/version", self._version)
+        routes.get("/load", lambda _, responder: responder.send_json(200, {"server_load": self._running}))
+        routes.get("/v1/models", self._models)
+        routes.get("/metrics", self._metrics)
+        routes.post("/v1/chat/completions", self._answering(self._reader.chat, "chatcmpl"))
+        routes.post("/v1/completions", self._answering(self._reader.completion, "cmpl"))
+        routes.post("/tokenize", _checked(self._tokenize))
+        routes.post("/detokenize", _checked(self._detokenize))
+        return routes
+
+    def _answering(self, read: Callable[[Body], Call], prefix: str) -> Callable[[Request, Responder], None]:
+        def handle(request: Request, responder: Responder) -> None:
+            if self._draining:
+                raise RequestError("the server is shutting down", status=503, type="server_error", code="shutting_down")
+            body = fields.decode_body(request.body)
+            self._reader.check_model(body)
+            call = read(body)
+            self._running += 1
+            answer = Answer(self.engine, call, responder, self.model_id, self._ended)
+            answer.begin(f"{prefix}-{next(self._calls)}-{self._created:x}", time.monotonic())
+
+        return _checked(handle)
+
+    def _ended(self) -> None:
+        self._running -= 1
+
+    def _health(self, _: Request, responder: Responder) -> None:
+        if self._draining or not self.engine.healthy:
+            responder.send_error(503, "shutting down" if self._draining else "the engine fails in every step")
+        else:
+            responder.send(200)
+
+    def _version(self, _: Request, responder: Responder) -> None:
+        import weighbridge
+
+        responder.send_json(200, {"version": weighbridge.__version__, "engine": "weighbridge"})
+
+    def _models(self, _: Request, responder: Responder) -> None:
+        entry = {
+            "id": self.model_id,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "weighbridge",
+            "max_model_len": self.engine.context_tokens,
+        }
+        responder.send_json(200, {"object": "list", "data": [entry]})
+
+    def _metrics(self, _: Request, responder: Responder) -> None:
+        page = metrics_page([self._collector])
+        responder.send(200, page, content_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def _tokenize(self, request: Request, responder: Responder) -> None:
+        body = fields.decode_body(request.body)
+        self._reader.check_model(body)
+        model = self.engine.model
+        if "messages" in body:
+            generate = fields.flag(body, "add_generation_prompt", True)
+            prompt = self._template.render(read_messages(body["messages"]), generate=generate)
+            tokens = model.tokenize(prompt, add_special=fields.flag(body, "add_special_tokens", False))
+        else:
+            add = fields.flag(body, "add_special_tokens", True)
+            tokens = model.tokenize(fields.text(body, "prompt"), add_special=add)
+        reply: dict[str, Any] = {"count": len(tokens), "max_model_len": self.engine.context_tokens, "tokens": tokens}
+        responder.send_json(200, reply)
+
+    def _detokenize(self, request: Request, responder: Responder) -> None:
+        body = fields.decode_body(request.body)
+        tokens = body.get("tokens")
+        top = self.engine.model.vocab_tokens
+        if not isinstance(tokens, list) or not all(isinstance(item, int) and 0 <= item < top for item in tokens):
+            raise RequestError(f"tokens must be a list of token ids below {top}", param="tokens")
+        responder.send_json(200, {"prompt": self.engine.model.detokenize(tokens)})
+
+
+def _dispatch(outputs: list[tuple[Sink, Output]]) -> None:
+    for sink, output in outputs:
+        sink(output)
+
+
+def _checked(handle: Callable[[Request, Responder], None]) -> Callable[[Request, Responder], None]:
+    """Turn a RequestError into its answer."""
+
+    def checked(request: Request, responder: Responder) -> None:
+        try:
+            handle(request, responder)
+        except RequestError as error:
+            headers = (("retry-after", "1"),) if error.status in (429, 503) else ()
+            responder.send_error(
+                error.status, error.message, kind=error.type, param=error.param, code=error.code, headers=headers
+            )
+
+    return checked
