@@ -12,10 +12,11 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from weighbridge.engine.engine import Engine, EngineOptions
+from weighbridge.engine.engine import Engine
 from weighbridge.engine.generation import GenerationRequest, Output, Sink
 from weighbridge.engine.instance import Instance, InstanceOptions, start_instance
 from weighbridge.engine.model import LlamaModel
+from weighbridge.engine.options import EngineOptions
 from weighbridge.engine.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)

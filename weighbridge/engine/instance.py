@@ -14,10 +14,10 @@ import msgspec
 from weighbridge.core.errors import ConfigError
 from weighbridge.core.instance import Role
 from weighbridge.cost.profile import Profile
-from weighbridge.engine.engine import EngineOptions
 from weighbridge.engine.libllama import Library
 from weighbridge.engine.model import LlamaModel, ModelOptions
 from weighbridge.engine.model_store import DEFAULT_MODEL, resolve_model
+from weighbridge.engine.options import EngineOptions
 from weighbridge.engine.probe import describe, probe_profile, save_profile, saved_profile
 from weighbridge.engine.runner import CELLS, KvType, RunnerOptions, Throttle, kv_value_bytes
 from weighbridge.engine.server import EngineServer

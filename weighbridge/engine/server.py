@@ -12,11 +12,12 @@ from weighbridge.core.errors import RequestError, ServiceError
 from weighbridge.engine import fields
 from weighbridge.engine.answer import Answer
 from weighbridge.engine.chat import ChatTemplate, read_messages
-from weighbridge.engine.engine import Engine, EngineOptions
+from weighbridge.engine.engine import Engine
 from weighbridge.engine.fields import Body
 from weighbridge.engine.generation import Output, Sink
 from weighbridge.engine.metrics import EngineCollector, metrics_page
 from weighbridge.engine.model import LlamaModel
+from weighbridge.engine.options import EngineOptions
 from weighbridge.engine.requests import Call, RequestReader
 from weighbridge.http import HttpServer, Request, Responder, Routes, ServerLimits
 
