@@ -1,6 +1,7 @@
 """The SSE decoders against an independent reading of the WHATWG algorithm, over any cut and any spelling."""
 
 import json
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,7 +55,7 @@ def streams(draw: st.DrawFn) -> bytes:
 
 def cut(data: bytes, points: list[int]) -> list[bytes]:
     edges = sorted({0, len(data), *(p % (len(data) + 1) for p in points)})
-    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(edges)]
 
 
 points = st.lists(st.integers(0, 10_000), max_size=30)

@@ -266,7 +266,7 @@ def test_disconnect_reaches_the_handler() -> None:
                     writer.transport.abort()
                 else:
                     writer.write_eof()
-                await until(lambda: gone == [path], 1.0)
+                await until(lambda path=path: gone == [path], 1.0)
                 writer.close()
         await server.stop()
 
@@ -366,7 +366,8 @@ def test_http_1_0_gets_unchunked_bodies() -> None:
 
 
 def test_upgrade_is_ignored() -> None:
-    wire = b"POST /echo HTTP/1.1\r\nhost: a\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\ncontent-length: 2\r\n\r\nhi"
+    wire = b"POST /echo HTTP/1.1\r\nhost: a\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
+    wire += b"content-length: 2\r\n\r\nhi"
     reply = exchange(wire + b"GET /ok HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
     assert reply.count(b"HTTP/1.1 200") == 2
     assert b"hi" in reply

@@ -1,12 +1,25 @@
 """One request as the server received it: parsed head, whole body, nothing decoded."""
 
+from typing import Any
 from urllib.parse import unquote
 
 
 class Request:
     """A received request. Header names are lower case; `target` is what the request line said."""
 
-    __slots__ = ("body", "headers", "keep_alive", "method", "path", "peer", "query", "received_s", "target", "version")
+    __slots__ = (
+        "body",
+        "context",
+        "headers",
+        "keep_alive",
+        "method",
+        "path",
+        "peer",
+        "query",
+        "received_s",
+        "target",
+        "version",
+    )
 
     def __init__(
         self,
@@ -27,6 +40,7 @@ class Request:
         self.peer = peer
         self.received_s = received_s
         self.body = b""
+        self.context: Any = None  # what `admit` learned about the caller
         path, _, query = target.partition(b"?")
         self.path = path.decode("latin-1")
         self.query = query.decode("latin-1")

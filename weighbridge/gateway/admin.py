@@ -1,0 +1,178 @@
+"""The admin listener: health, metrics, the fleet as the Router sees it, decisions. It changes nothing by GET."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.core import Metric
+
+from weighbridge.core.instance import LoadReport
+from weighbridge.gateway.auth import bearer
+from weighbridge.gateway.stats import gauge
+from weighbridge.http import Request, Responder, Routes
+from weighbridge.routing.policies.registry import policy_names
+
+if TYPE_CHECKING:
+    from weighbridge.gateway.gateway import Gateway
+
+OPEN = frozenset({"/healthz", "/readyz"})
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+MAX_DECISIONS = 2000
+
+
+class Admin:
+    """Routes of the admin listener, guarded by Host, Origin and (off loopback) a token."""
+
+    def __init__(self, gateway: Gateway, token: str | None) -> None:
+        self._gateway = gateway
+        self._token = token.encode() if token else None
+        self._hosts = LOCAL_NAMES | {h.lower() for h in gateway.settings.hosts} | {gateway.settings.admin_host.lower()}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        self.routes = Routes()
+        self.routes.get("/healthz", lambda request, responder: responder.send(200, b"ok", content_type="text/plain"))
+        self.routes.get("/readyz", self._ready)
+        self.routes.get("/metrics", self._metrics)
+        self.routes.get("/fleet", self._fleet)
+        self.routes.get("/decisions", self._decisions)
+        self.routes.get("/policies", self._policies)
+        self.routes.post("/instances/drain", self._drain)
+        self.routes.post("/instances/undrain", self._undrain)
+
+    def __call__(self, request: Request, responder: Responder) -> Any:
+        """Checks, then answers."""
+        if request.path not in OPEN:
+            refusal = self._refusal(request)
+            if refusal is not None:
+                responder.send_error(*refusal)
+                return None
+        return self.routes(request, responder)
+
+    def _refusal(self, request: Request) -> tuple[int, str] | None:
+        host = (request.header(b"host") or b"").decode("latin-1").lower()
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if name not in self._hosts and host not in self._hosts:
+            return 421, "This listener does not answer to that host name."
+        origin = request.header(b"origin")
+        if origin is not None and origin.decode("latin-1").lower().partition("://")[2] != host:
+            return 403, "Requests from other sites are refused."
+        if self._token is not None and not hmac.compare_digest(bearer(request), self._token):
+            return 401, "The admin token is missing or not valid."
+        return None
+
+    def _ready(self, request: Request, responder: Responder) -> None:
+        gateway = self._gateway
+        if gateway.draining:
+            responder.send(503, b"draining", content_type="text/plain")
+        elif any(e.up for e in gateway.driver.endpoints.values()):
+            responder.send(200, b"ready", content_type="text/plain")
+        else:
+            responder.send(503, b"no instance is up", content_type="text/plain")
+
+    def _metrics(self, request: Request, responder: Responder) -> None:
+        responder.send(200, generate_latest(self._registry), content_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def _policies(self, request: Request, responder: Responder) -> None:
+        settings = self._gateway.settings.router
+        body = {"active": settings.policy, "options": settings.policy_options, "known": policy_names()}
+        responder.send_json(200, body)
+
+    def _fleet(self, request: Request, responder: Responder) -> None:
+        responder.send_json(200, self.fleet())
+
+    def _decisions(self, request: Request, responder: Responder) -> None:
+        text = request.param("last") or "100"
+        if not text.isdigit() or not 1 <= int(text) <= MAX_DECISIONS:
+            responder.send_error(400, f"`last` must be a number from 1 to {MAX_DECISIONS}.", param="last")
+            return
+        records = list(self._gateway.driver.decisions)[-int(text) :]
+        rows = [{"decision": r.decision, "outcome": r.outcome} for r in reversed(records)]
+        responder.send_json(200, {"decisions": rows})
+
+    def _drain(self, request: Request, responder: Responder) -> None:
+        self._switch(request, responder, draining=True)
+
+    def _undrain(self, request: Request, responder: Responder) -> None:
+        self._switch(request, responder, draining=False)
+
+    def _switch(self, request: Request, responder: Responder, *, draining: bool) -> None:
+        endpoint = self._gateway.driver.endpoints.get(request.param("name") or "")
+        if endpoint is None:
+            responder.send_error(404, "There is no instance of that name.", param="name")
+            return
+        (self._gateway.health.drain if draining else self._gateway.health.undrain)(endpoint)
+        responder.send_json(200, {"instance": endpoint.name, "draining": draining})
+
+    def fleet(self) -> dict[str, Any]:
+        """Every instance: configuration, ledger counters, health, last report and its age in seconds."""
+        gateway = self._gateway
+        driver = gateway.driver
+        now = driver.now()
+        rows = []
+        for endpoint in driver.endpoints.values():
+            instance = driver.router.fleet.instances.get(endpoint.name)
+            ledger = dict.fromkeys(("in_flight", "prefill_tokens", "decode_tokens", "kv_tokens"), 0)
+            if instance is not None:
+                ledger = {name: getattr(instance, name) for name in ledger}
+            rows.append(
+                {
+                    "name": endpoint.name,
+                    "kind": endpoint.settings.kind,
+                    "pool": endpoint.settings.pool,
+                    "role": endpoint.settings.role,
+                    "models": endpoint.models,
+                    "health": gateway.health.describe(endpoint),
+                    "reason": endpoint.reason,
+                    "generation": endpoint.generation,
+                    "version": endpoint.facts.version if endpoint.facts else "",
+                    "limits": endpoint.spec.limits,
+                    "calibrated": endpoint.profile is not None,
+                    "rates": endpoint.spec.rates,
+                    "ledger": ledger,
+                    "report": endpoint.report or LoadReport(),
+                    "report_age_s": None if endpoint.report_s is None else now - endpoint.report_s,
+                }
+            )
+        return {
+            "now_s": now,
+            "policy": gateway.settings.router.policy,
+            "live_requests": driver.router.live_requests,
+            "draining": gateway.draining,
+            "event_log": str(gateway.writer.path) if gateway.writer else None,
+            "instances": rows,
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        """Prometheus families."""
+        gateway = self._gateway
+        yield from gateway.stats.collect()
+        endpoints = list(gateway.driver.endpoints.values())
+        fleet = gateway.driver.router.fleet.instances
+        one = ("instance",)
+        yield gauge("weighbridge_instance_up", "1 if requests are sent there.", one, _rows(endpoints, lambda e: e.up))
+        yield gauge("weighbridge_instance_generation", "Lives seen.", one, _rows(endpoints, lambda e: e.generation))
+        for name, text in (
+            ("in_flight", "Requests sent and not ended."),
+            ("prefill_tokens", "Prompt tokens sent and not computed."),
+            ("decode_tokens", "Output tokens still expected."),
+            ("kv_tokens", "Tokens whose KV is held for running requests."),
+        ):
+            rows = [((i.name,), float(getattr(i, name))) for i in fleet.values()]
+            yield gauge(f"weighbridge_instance_{name}", text, one, rows)
+        now = gateway.driver.now()
+        ages = [((e.name,), now - e.report_s) for e in endpoints if e.report_s is not None]
+        yield gauge("weighbridge_instance_report_age_seconds", "Age of the last load report.", one, ages)
+        live = [((), float(gateway.driver.router.live_requests))]
+        yield gauge("weighbridge_requests_live", "Requests that have arrived and not ended.", (), live)
+        if gateway.writer is not None:
+            dropped = [((), float(gateway.writer.dropped))]
+            yield gauge("weighbridge_event_log_dropped", "Log entries dropped because the disk is slow.", (), dropped)
+
+
+def _rows(endpoints: list[Any], value: Any) -> list[tuple[tuple[str, ...], float]]:
+    return [((e.name,), float(value(e))) for e in endpoints]

@@ -1,0 +1,77 @@
+"""Who is calling: API keys by their hash, compared in constant time, each with a tenant, a tier and models."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+
+from weighbridge.core.errors import RequestError
+from weighbridge.gateway.settings import GatewaySettings, KeySettings
+from weighbridge.http import Request
+
+TIER_OF_SERVICE = {"priority": "interactive", "default": "standard", "auto": "standard", "flex": "batch"}
+REFUSED = "The API key is missing or not valid."
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A caller. `models` empty: all of them; `tier` None: the caller may choose."""
+
+    tenant: str
+    tier: str | None = None
+    models: tuple[str, ...] = ()
+    key: KeySettings | None = None
+
+
+class Authorizer:
+    """Looks callers up. Without configured keys everybody is the default tenant."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._anonymous = Principal(settings.default_tenant)
+        self._default_tier = settings.default_tier
+        self._tiers = frozenset(tier.name for tier in settings.router.tiers)
+        self._keys = [
+            (bytes.fromhex(key.sha256), Principal(key.tenant, key.tier, key.models, key)) for key in settings.keys
+        ]
+        self._by_hash = dict(self._keys)
+
+    def principal(self, request: Request) -> Principal | None:
+        """The caller, or None if a key is required and the request has no valid one."""
+        if not self._keys:
+            return self._anonymous
+        token = bearer(request)
+        # the digest is of a 256-bit random key: looking it up tells nothing of other keys; the last comparison is in
+        # constant time, and unknown and disabled keys take the same path
+        digest = hashlib.sha256(token).digest()
+        found = self._by_hash.get(digest)
+        known = hmac.compare_digest(digest, bytes.fromhex(found.key.sha256) if found and found.key else bytes(32))
+        if not known or found is None or found.key is None or found.key.disabled:
+            return None
+        return found
+
+    def tier(self, principal: Principal, request: Request, service_tier: str | None) -> str:
+        """The tier of a request: the key's, else the header's, else OpenAI's `service_tier`, else the default."""
+        if principal.tier is not None:
+            return principal.tier
+        header = request.header(b"x-weighbridge-tier")
+        if header is not None:
+            name = header.decode("latin-1")
+            if name not in self._tiers:
+                known = ", ".join(sorted(self._tiers))
+                raise RequestError(f"Unknown tier in x-weighbridge-tier; known: {known}.", code="unknown_tier")
+            return name
+        if service_tier is not None:
+            name = TIER_OF_SERVICE.get(service_tier, self._default_tier)
+            if name in self._tiers:
+                return name
+        return self._default_tier
+
+
+def bearer(request: Request) -> bytes:
+    """The token of `Authorization: Bearer` or of Anthropic's `x-api-key`, empty if there is none."""
+    value = request.header(b"authorization")
+    if value is not None:
+        scheme, _, token = value.partition(b" ")
+        return token.strip() if scheme.lower() == b"bearer" else b""
+    return request.header(b"x-api-key") or b""

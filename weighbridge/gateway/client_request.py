@@ -1,0 +1,184 @@
+"""A client's request body, read once: what routing, limits and accounting need; the bytes themselves stay untouched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from weighbridge.core.errors import RequestError
+from weighbridge.gateway.estimate import inline_data
+from weighbridge.gateway.settings import RequestLimits
+from weighbridge.gateway.splice import repeated_keys
+
+# One parse decides authorisation and routing: none of these may stand twice.
+SENSITIVE_KEYS = frozenset(
+    {
+        "model",
+        "stream",
+        "stream_options",
+        "max_tokens",
+        "max_completion_tokens",
+        "n",
+        "priority",
+        "cache_salt",
+        "service_tier",
+        "messages",
+        "prompt",
+        "input",
+    }
+)
+NO_RAW = msgspec.Raw(b"")
+
+
+class _Body(msgspec.Struct):
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    stop: str | list[str] | None = None
+    service_tier: str | None = None
+    user: str | None = None
+    messages: msgspec.Raw = NO_RAW
+    prompt: msgspec.Raw = NO_RAW
+    input: msgspec.Raw = NO_RAW
+    tools: msgspec.Raw = NO_RAW
+    system: msgspec.Raw = NO_RAW
+    instructions: msgspec.Raw = NO_RAW
+    priority: msgspec.Raw = NO_RAW
+    cache_salt: msgspec.Raw = NO_RAW
+    kv_transfer_params: msgspec.Raw = NO_RAW
+
+
+_decoder = msgspec.json.Decoder(_Body)
+_PROMPT_FIELD = {
+    "chat": "messages",
+    "completions": "prompt",
+    "embeddings": "input",
+    "responses": "input",
+    "messages": "messages",
+}
+
+
+class ClientRequest:
+    """What a body says. `text` is the prompt's bytes in the order an engine renders them (tools before turns)."""
+
+    __slots__ = (
+        "body",
+        "endpoint",
+        "exact_tokens",
+        "has_usage_option",
+        "max_tokens",
+        "media",
+        "model",
+        "n",
+        "present",
+        "service_tier",
+        "stream",
+        "text",
+        "text_bytes",
+        "wants_usage",
+    )
+
+    def __init__(self, endpoint: str, body: bytes, limits: RequestLimits) -> None:
+        """Raises RequestError (400, naming the field)."""
+        parsed = _parse(body)
+        self.endpoint = endpoint
+        self.body = body
+        self.model = parsed.model or ""
+        self.stream = bool(parsed.stream)
+        options = parsed.stream_options
+        self.has_usage_option = options is not None
+        self.wants_usage = bool(options and options.get("include_usage"))
+        self.service_tier = parsed.service_tier
+        self.n = parsed.n or 1
+        self.max_tokens = _max_tokens(parsed, limits)
+        self.present = tuple(
+            name for name in ("priority", "cache_salt", "kv_transfer_params") if getattr(parsed, name) is not NO_RAW
+        )
+        self.exact_tokens: int | None = None
+        _check_caps(parsed, limits)
+        field = _PROMPT_FIELD.get(endpoint)
+        prompt = bytes(getattr(parsed, field)) if field else b""
+        if field and not prompt:
+            raise RequestError(f"The field `{field}` is missing.", param=field, code="missing_required_parameter")
+        if endpoint == "completions":
+            prompt = self._completion_prompt(prompt, limits)
+        elif endpoint in ("chat", "messages") and prompt[:1] != b"[":
+            raise RequestError("`messages` must be a list.", param="messages", code="invalid_type")
+        heads = (parsed.tools, parsed.system, parsed.instructions)
+        self.text = b"".join((*(bytes(h) for h in heads if h is not NO_RAW), prompt))
+        media_bytes, self.media = inline_data(self.text)
+        self.text_bytes = len(self.text) - media_bytes
+
+    def _completion_prompt(self, raw: bytes, limits: RequestLimits) -> bytes:
+        """The first prompt's bytes; token ids are counted exactly."""
+        if raw[:1] == b'"':
+            return raw[1:-1]
+        shape: Any = msgspec.json.decode(raw)
+        bad = RequestError(
+            "`prompt` must be a string, a list of strings, a list of token ids or a list of such lists, and not empty.",
+            param="prompt",
+            code="invalid_type",
+        )
+        if not isinstance(shape, list) or not shape:
+            raise bad
+        if len(shape) > limits.max_prompts and not isinstance(shape[0], int):
+            raise RequestError(f"At most {limits.max_prompts} prompts in one request.", param="prompt")
+        if all(isinstance(p, str) for p in shape):
+            self.n *= len(shape)
+            return b"".join(p.encode() for p in shape)
+        if _is_ids(shape):
+            self.exact_tokens = len(shape)
+            return raw
+        if all(isinstance(p, list) and p and _is_ids(p) for p in shape):
+            self.n *= len(shape)
+            self.exact_tokens = sum(len(p) for p in shape)
+            return raw
+        raise bad
+
+
+def _is_ids(values: list[Any]) -> bool:
+    return all(type(v) is int and v >= 0 for v in values)
+
+
+def _parse(body: bytes) -> _Body:
+    try:
+        parsed = _decoder.decode(body)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        field = path.rstrip("`").lstrip(".").split(".")[0].split("[")[0] or None
+        where = f"`{field}`: " if field else "The body must be a JSON object. "
+        raise RequestError(f"{where}{message}.", param=field, code="invalid_type") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"The body is not valid JSON: {error}", code="invalid_json") from None
+    repeated = repeated_keys(body, SENSITIVE_KEYS)
+    if repeated is not None:
+        raise RequestError(f"The key `{repeated}` stands twice.", param=repeated, code="duplicate_key")
+    return parsed
+
+
+def _max_tokens(parsed: _Body, limits: RequestLimits) -> int:
+    """The output budget; the newer name wins where both are given."""
+    budget = None
+    for name in ("max_tokens", "max_output_tokens", "max_completion_tokens"):
+        value = getattr(parsed, name)
+        if value is None:
+            continue
+        if value < 1:
+            raise RequestError(f"`{name}` must be at least 1.", param=name, code="integer_below_min_value")
+        budget = min(value, limits.max_tokens)
+    return budget or limits.default_max_tokens
+
+
+def _check_caps(parsed: _Body, limits: RequestLimits) -> None:
+    for name in ("n", "best_of"):
+        value = getattr(parsed, name)
+        if value is not None and not 1 <= value <= limits.max_n:
+            raise RequestError(f"`{name}` must be between 1 and {limits.max_n}.", param=name)
+    if isinstance(parsed.stop, list) and len(parsed.stop) > limits.max_stop:
+        raise RequestError(f"At most {limits.max_stop} stop strings.", param="stop", code="array_above_max_length")

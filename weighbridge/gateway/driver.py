@@ -1,0 +1,108 @@
+"""Drives the Router in wall time: one event at a time in, its actions out, both to the event log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from weighbridge.core.actions import Abort, Action, Dispatch, Hold, Preempt, Reject
+from weighbridge.core.decision import Decision
+from weighbridge.core.event_log import encode_entry
+from weighbridge.core.events import Event
+from weighbridge.gateway.endpoint import Endpoint
+from weighbridge.gateway.log_writer import LogWriter
+from weighbridge.gateway.stats import Stats
+from weighbridge.routing.router import Router
+
+if TYPE_CHECKING:
+    from weighbridge.gateway.flight import Flight
+
+log = logging.getLogger("weighbridge.gateway")
+KEPT_DECISIONS = 2000
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a decided request went, in seconds from its arrival."""
+
+    outcome: str
+    instance: str
+    e2e_s: float
+    ttft_s: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int = 0
+
+
+class DecisionRecord:
+    """A decision and, once known, its outcome."""
+
+    __slots__ = ("decision", "outcome")
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+        self.outcome: Outcome | None = None
+
+
+class Driver:
+    """Owns the Router's clock and the live requests.
+
+    Events are handled strictly one after another: an event raised while actions are being carried out waits its turn,
+    so that the log's order is the order in which the Router saw them.
+    """
+
+    def __init__(self, router: Router, endpoints: dict[str, Endpoint], writer: LogWriter | None, stats: Stats) -> None:
+        self.router = router
+        self.endpoints = endpoints
+        self.stats = stats
+        self.flights: dict[str, Flight] = {}
+        self.decisions: deque[DecisionRecord] = deque(maxlen=KEPT_DECISIONS)
+        self.writer = writer
+        self._start_s = time.monotonic()
+        self._queue: deque[Event] = deque()
+        self._busy = False
+
+    def now(self) -> float:
+        """Seconds on the router's clock, which starts at 0 with the gateway."""
+        return time.monotonic() - self._start_s
+
+    def feed(self, event: Event) -> None:
+        """Gives one event to the Router and carries out what it answers."""
+        if self._busy:
+            self._queue.append(event)
+            return
+        self._busy = True
+        try:
+            self._step(event)
+            while self._queue:
+                self._step(self._queue.popleft())
+        finally:
+            self._busy = False
+
+    def _step(self, event: Event) -> None:
+        now = self.now()
+        actions = self.router.handle(event, now)
+        if self.writer is not None:
+            self.writer.append(encode_entry(now, event, actions))
+        for action in actions:
+            self._carry_out(action)
+
+    def _carry_out(self, action: Action) -> None:
+        flight = self.flights.get(action.request_id)
+        if flight is None:
+            log.error("the router acts on %s, which is not live", action.request_id)
+            return
+        if isinstance(action, Dispatch):
+            if action.decision is not None:
+                flight.record = DecisionRecord(action.decision)
+                self.decisions.append(flight.record)
+            flight.dispatch(action)
+        elif isinstance(action, Reject):
+            flight.reject(action)
+        elif isinstance(action, Abort):
+            flight.abort(action.reason)
+        elif isinstance(action, Hold | Preempt):
+            pass  # a held request waits for its Dispatch; engines that can pause are told by their adapter

@@ -1,0 +1,172 @@
+"""One configured engine at run time: its address, its connections, and the bytes of a request to it."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from weighbridge.core.errors import ConfigError
+from weighbridge.core.instance import InstanceSpec, Limits, LoadReport
+from weighbridge.cost.profile import Profile, decode_profile
+from weighbridge.gateway.adapters import Adapter, Facts, adapter_for
+from weighbridge.gateway.client_request import ClientRequest
+from weighbridge.gateway.origin import parse_origin
+from weighbridge.gateway.settings import InstanceSettings
+from weighbridge.gateway.splice import add_value, remove_value, replace_value
+from weighbridge.http import ClientLimits, Pool
+
+USAGE_OPTION = b'{"include_usage":true}'
+
+
+class Endpoint:
+    """An engine and everything the gateway holds for it. `up` follows what the Router was told."""
+
+    def __init__(self, settings: InstanceSettings, client: ClientLimits, environment: Mapping[str, str]) -> None:
+        """Raises ConfigError: bad URL, unknown kind, missing key variable, unreadable profile."""
+        self.settings = settings
+        self.name = settings.name
+        where = f"$.instances[{settings.name}]"
+        self.origin = parse_origin(settings.url, path=f"{where}.url")
+        self.adapter: Adapter = adapter_for(settings.kind, path=f"{where}.kind")
+        self.limits = settings.client or client
+        self.key = _key(settings, environment, where)
+        self.profile = read_profile(settings.profile) if settings.profile else None
+        self.ssl_context = self._ssl()
+        self.pool: Pool | None = None
+        self.up = False
+        self.draining = False
+        self.generation = 0
+        self.running = 0
+        self.facts: Facts | None = None
+        self.report: LoadReport | None = None
+        self.report_s: float | None = None
+        self.started_s: float | None = None
+        self.reason = "not probed yet"
+        self.takes_priority = self.adapter.priority if settings.takes_priority is None else settings.takes_priority
+        self._heads: dict[str, bytes] = {}
+
+    def _ssl(self) -> ssl.SSLContext | None:
+        if self.origin.scheme != "https":
+            return None
+        return ssl.create_default_context(cafile=self.settings.ca_file)
+
+    def open(self) -> Pool:
+        """The connection pool; made within the running loop."""
+        if self.pool is None:
+            self.pool = Pool(self.origin.host, self.origin.port, self.limits, self.ssl_context)
+        return self.pool
+
+    @property
+    def spec(self) -> InstanceSpec:
+        """What the Router is told."""
+        profile = self.profile
+        return InstanceSpec(
+            name=self.name,
+            models=self.models,
+            pool=self.settings.pool,
+            kind=self.settings.kind,
+            role=self.settings.role,
+            limits=self._limits(),
+            rates=profile.rates if profile else None,
+            step=profile.step if profile else None,
+            error=profile.error if profile else None,
+        )
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The ids clients may use: configured, aliased, or what the engine told."""
+        known = self.settings.models or (self.facts.models if self.facts else ())
+        return (*known, *(alias for alias in self.settings.aliases if alias not in known))
+
+    def _limits(self) -> Limits:
+        told = self.facts.limits if self.facts else Limits()
+        fixed = self.settings.limits
+        if self.profile is not None:
+            told = _over(told, self.profile.limits)
+        return told if fixed is None else _over(told, fixed)
+
+    def payload(
+        self, path: str, request: ClientRequest, request_id: str, headers: bytes, priority: int | None, clip: int | None
+    ) -> tuple[bytes, bool]:
+        """A whole HTTP request for this engine, and whether its usage frame is ours and not the client's."""
+        body, ours = self.edit(request, priority, clip)
+        return self.request_bytes(path, body, request_id, headers), ours
+
+    def request_bytes(self, path: str, body: bytes, request_id: str, headers: bytes) -> bytes:
+        """Head and body; the head is rebuilt from our own parts only."""
+        head = self._heads.get(path) or self._head(path)
+        tail = b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (request_id.encode(), len(body))
+        return b"".join((head, headers, tail, body))
+
+    def edit(self, request: ClientRequest, priority: int | None, clip: int | None) -> tuple[bytes, bool]:
+        """The body with the named edits spliced in, and whether a usage frame was asked for on our own account."""
+        body = request.body
+        ours = False
+        if (
+            request.stream
+            and not request.wants_usage
+            and self.adapter.usage_option
+            and request.endpoint in ("chat", "completions")
+        ):
+            ours = True
+            splice = replace_value if request.has_usage_option else add_value
+            body = splice(body, "stream_options", USAGE_OPTION)
+        upstream_model = self.settings.aliases.get(request.model)
+        if upstream_model is not None:
+            body = replace_value(body, "model", msgspec.json.encode(upstream_model))
+        if clip is not None:
+            for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+                body = remove_value(body, name)
+            body = add_value(body, "max_tokens", b"%d" % clip)
+        if priority is not None and self.takes_priority:
+            body = replace_value(body, "priority", b"%d" % priority)
+        elif "priority" in request.present:  # a client must not jump the queue by itself
+            body = remove_value(body, "priority")
+        return body, ours
+
+    def _head(self, path: str) -> bytes:
+        key = f"authorization: Bearer {self.key}\r\n" if self.key else ""
+        head = (
+            f"POST {self.origin.path(path)} HTTP/1.1\r\nhost: {self.origin.authority}\r\n"
+            f"content-type: application/json\r\naccept-encoding: identity\r\n{key}"
+        ).encode("latin-1")
+        if len(self._heads) < 64:
+            self._heads[path] = head
+        return head
+
+    def probe_headers(self) -> list[tuple[str, str]]:
+        """Headers of a probe: the engine's key, if it has one."""
+        return [("authorization", f"Bearer {self.key}")] if self.key else []
+
+
+def _over(base: Limits, top: Limits) -> Limits:
+    """`base` with what `top` states."""
+    changes = {}
+    for name in Limits.__struct_fields__:
+        value = getattr(top, name)
+        if value is not None and value != getattr(Limits(), name):
+            changes[name] = value
+    return msgspec.structs.replace(base, **changes)
+
+
+def _key(settings: InstanceSettings, environment: Mapping[str, str], where: str) -> str | None:
+    if settings.api_key_env is None:
+        return None
+    key = environment.get(settings.api_key_env)
+    if not key:
+        raise ConfigError(f"environment variable {settings.api_key_env} is not set", path=f"{where}.api_key_env")
+    if not key.isascii() or any(c <= " " or c == "\x7f" for c in key):
+        raise ConfigError(f"the key in {settings.api_key_env} holds a blank or control character", path=where)
+    return key
+
+
+def read_profile(path: str) -> Profile:
+    """Reads a profile file. Raises ConfigError or ProfileError."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"profile {path} cannot be read: {error.strerror}") from None
+    return decode_profile(data, path)

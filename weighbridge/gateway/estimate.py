@@ -1,0 +1,73 @@
+"""How many tokens a prompt probably has, and hashes of its leading blocks, from its bytes alone.
+
+The estimate is bytes over bytes-per-token, and the ratio is learned per model from the engines' own usage figures.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import OrderedDict
+
+_INLINE_DATA = re.compile(rb'"data:[^;"]{0,100};base64,[^"]*"')
+IMAGE_TOKENS = 600
+PRIOR_BYTES_PER_TOKEN = 4.0
+PRIOR_WEIGHT_TOKENS = 200.0
+MEMORY_TOKENS = 100_000.0
+MAX_MODELS = 1000
+
+
+def inline_data(raw: bytes) -> tuple[int, int]:
+    """(bytes, count) of the base64 data URLs in `raw`: they are media, not text."""
+    if b";base64," not in raw:
+        return 0, 0
+    sizes = [len(m.group()) for m in _INLINE_DATA.finditer(raw)]
+    return sum(sizes), len(sizes)
+
+
+class TokenEstimator:
+    """Bytes per token of each model, a decaying average weighted by tokens. Memory is bounded by `MAX_MODELS`."""
+
+    def __init__(self) -> None:
+        self._sums: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def bytes_per_token(self, model: str) -> float:
+        """The current ratio of a model."""
+        sums = self._sums.get(model)
+        return PRIOR_BYTES_PER_TOKEN if sums is None else sums[0] / sums[1]
+
+    def tokens(self, model: str, prompt_bytes: int, media: int = 0) -> int:
+        """The estimate, at least 1."""
+        return max(1, round(prompt_bytes / self.bytes_per_token(model)) + IMAGE_TOKENS * media)
+
+    def learn(self, model: str, prompt_bytes: int, prompt_tokens: int) -> None:
+        """An engine counted `prompt_tokens` in a prompt of `prompt_bytes` without media."""
+        if prompt_bytes <= 0 or prompt_tokens <= 0:
+            return
+        sums = self._sums.get(model)
+        if sums is None:
+            sums = (PRIOR_BYTES_PER_TOKEN * PRIOR_WEIGHT_TOKENS, PRIOR_WEIGHT_TOKENS)
+            if len(self._sums) >= MAX_MODELS:
+                self._sums.popitem(last=False)
+        total_bytes, total_tokens = sums[0] + prompt_bytes, sums[1] + prompt_tokens
+        if total_tokens > MEMORY_TOKENS:
+            shrink = MEMORY_TOKENS / total_tokens
+            total_bytes, total_tokens = total_bytes * shrink, total_tokens * shrink
+        self._sums[model] = (total_bytes, total_tokens)
+
+
+def prefix_hashes(seed: bytes, text: bytes, block_bytes: int, max_blocks: int) -> tuple[int, ...]:
+    """Chained CRC-32 of the whole leading blocks of `text`; `seed` (tenant, model) starts the chain.
+
+    Equal hash i means, up to a chance of 2^-32, equal first i + 1 blocks. A false match costs a wrong estimate of one
+    request's cache hits and nothing else, so the quick hash that needs no dependency serves.
+    """
+    count = min(len(text) // block_bytes, max_blocks)
+    crc = zlib.crc32
+    chain = crc(seed)
+    view = memoryview(text)
+    hashes = []
+    for start in range(0, count * block_bytes, block_bytes):
+        chain = crc(view[start : start + block_bytes], chain)
+        hashes.append(chain)
+    return tuple(hashes)

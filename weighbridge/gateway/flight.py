@@ -1,0 +1,333 @@
+"""One client request on its way: sink of the engine's reply, source of the Router's events, and exactly one end.
+
+Until the first byte has gone to the client the request may be sent elsewhere; after it a failure becomes an error
+frame (stream) or a cut connection (whole reply), never a replay.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from weighbridge.core.actions import Dispatch, Reject
+from weighbridge.core.events import (
+    FirstToken,
+    RequestCancelled,
+    RequestDispatched,
+    RequestFailed,
+    RequestFinished,
+    TokensProgressed,
+)
+from weighbridge.core.request import Request as RoutedRequest
+from weighbridge.gateway.client_request import ClientRequest
+from weighbridge.gateway.refusal import send_reject
+from weighbridge.gateway.reply import FORWARDED_ERRORS, Usage, error_frame, reply_lines, usage_of, usage_of_body
+from weighbridge.gateway.reply import client_error as read_client_error
+from weighbridge.http import BadReply, ConnectFailed, Exchange, ExchangeFailed, ReplyHead, Responder, SseScanner
+
+if TYPE_CHECKING:
+    from weighbridge.gateway.driver import DecisionRecord
+    from weighbridge.gateway.endpoint import Endpoint
+    from weighbridge.gateway.surface import Surface
+
+PROGRESS_S = 0.25
+MAX_WHOLE_BYTES = 1 << 20  # a whole reply up to this size is held, so that a broken one can be retried
+
+
+class Flight:
+    """See the module. Created by the surface, owned by the driver until it ends."""
+
+    __slots__ = (
+        "_buffer",
+        "_buffered",
+        "_headers",
+        "_passing",
+        "_path",
+        "_progress_events",
+        "_progress_s",
+        "_scanner",
+        "_surface",
+        "_usage_is_ours",
+        "client_request",
+        "dispatched_s",
+        "ended",
+        "endpoint",
+        "exchange",
+        "external_id",
+        "first_token_s",
+        "head",
+        "id",
+        "record",
+        "responder",
+        "routed",
+    )
+
+    def __init__(
+        self,
+        surface: Surface,
+        responder: Responder,
+        client_request: ClientRequest,
+        routed: RoutedRequest,
+        path: str,
+        headers: bytes,
+    ) -> None:
+        self._surface = surface
+        self.responder = responder
+        self.client_request = client_request
+        self.routed = routed
+        self.id = routed.id
+        self._path = path
+        self._headers = headers
+        self.endpoint: Endpoint | None = None
+        self.exchange: Exchange | None = None
+        self.head: ReplyHead | None = None
+        self.record: DecisionRecord | None = None
+        self.ended = False
+        self.dispatched_s: float | None = None
+        self.first_token_s: float | None = None
+        self._clear()
+        responder.on_disconnect = self.client_gone
+        responder.on_pause = self._pause
+        responder.on_resume = self._resume
+
+    def _clear(self) -> None:
+        self.head = None
+        self._scanner: SseScanner | None = None
+        self._buffer: list[bytes] = []
+        self._buffered = 0
+        self._passing = False
+        self._usage_is_ours = False
+        self._progress_s = 0.0
+        self._progress_events = 0
+
+    # the Router's orders
+
+    def dispatch(self, action: Dispatch) -> None:
+        """Sends the request to its instance."""
+        driver = self._surface.driver
+        endpoint = driver.endpoints[action.instance]
+        self._clear()
+        self.endpoint = endpoint
+        self.first_token_s = None
+        payload, self._usage_is_ours = endpoint.payload(
+            self._path, self.client_request, self.id, self._headers, action.priority, action.max_tokens
+        )
+        endpoint.running += 1
+        self.dispatched_s = driver.now()
+        self.exchange = endpoint.open().send(payload, self)
+        driver.feed(RequestDispatched(request_id=self.id))
+
+    def reject(self, action: Reject) -> None:
+        """Answers the client with the Router's refusal."""
+        if not self._end("rejected", detail=action.reason):
+            return
+        status, retry_after_s = action.status, action.retry_after_s
+        if status == 502 and self.head is not None and self.head.status in (429, 503):
+            status = 503  # every engine was busy, none was broken
+        send_reject(
+            self.responder, status, action.reason, retry_after_s, self._surface.rng, self._surface.id_header(self.id)
+        )
+
+    def abort(self, reason: str) -> None:
+        """Stops the running attempt: its instance is gone."""
+        if self.ended or self.exchange is None:
+            return
+        self._detach()
+        self._attempt_failed(reason)
+
+    def client_gone(self) -> None:
+        """The client disconnected: the engine must hear of it at once."""
+        if not self._end("cancelled"):
+            return
+        self._detach()
+        self._surface.driver.feed(RequestCancelled(request_id=self.id))
+
+    # the engine's reply
+
+    def on_head(self, head: ReplyHead) -> None:
+        """The reply begins; nothing goes to the client yet."""
+        self.head = head
+        kind = head.header(b"content-type") or b""
+        if head.status == 200 and kind.startswith(b"text/event-stream"):
+            self._scanner = SseScanner(strip_usage=self._usage_is_ours)
+
+    def on_data(self, data: bytes) -> None:
+        """Bytes of the reply: a stream goes on at once, a whole reply is held until it is complete."""
+        scanner = self._scanner
+        if scanner is None:
+            self._hold(data)
+            return
+        try:
+            out = scanner.feed(data)
+        except ValueError as error:
+            self._cut(BadReply(str(error), reply_begun=True))
+            return
+        responder = self.responder
+        if out:
+            if responder.started:
+                responder.write(out)
+            else:
+                self._start(out)
+        if self.first_token_s is None:
+            if scanner.tokens_seen:
+                self._first_token()
+        elif scanner.events > self._progress_events:
+            now = time.monotonic()
+            if now - self._progress_s >= PROGRESS_S:
+                self._progress_s, self._progress_events = now, scanner.events
+                self._surface.driver.feed(TokensProgressed(request_id=self.id, output_tokens=scanner.events))
+
+    def on_end(self) -> None:
+        """The reply is complete as HTTP; whether it is as a completion is decided here."""
+        self._release()
+        scanner = self._scanner
+        assert self.head is not None
+        if scanner is None:
+            self._whole()
+            return
+        tail = scanner.flush()
+        if scanner.error is not None:
+            self._forwarded_error(tail)
+        elif not (scanner.done or scanner.finish):
+            self._attempt_failed("truncated")
+        else:
+            self.responder.end(tail)
+            self._finished(usage_of(scanner.usage), scanner.events)
+
+    def on_fail(self, error: ExchangeFailed) -> None:
+        """The connection or the framing broke."""
+        endpoint = self.endpoint
+        assert endpoint is not None
+        self._release()
+        if isinstance(error, ConnectFailed):
+            self._surface.health.connect_failed(endpoint)
+        self._attempt_failed(type(error).__name__)
+
+    # inside: streams
+
+    def _start(self, data: bytes) -> None:
+        assert self.head is not None
+        lines = reply_lines(self.head, self.id, stream=True) + self._surface.explain(self)
+        self.responder.start_raw(self.head.status, lines, None, data)
+
+    def _first_token(self) -> None:
+        driver = self._surface.driver
+        self.first_token_s = driver.now()
+        self._progress_s = time.monotonic()
+        driver.feed(FirstToken(request_id=self.id))
+
+    def _forwarded_error(self, tail: bytes) -> None:
+        """The engine sent its own error frame, which the client has received once."""
+        if self.responder.started:
+            self.responder.end(tail)
+            self._failed("error_frame")
+        else:  # withheld with an unfinished frame: nothing was sent
+            self._attempt_failed("error_frame")
+
+    # inside: whole replies
+
+    def _hold(self, data: bytes) -> None:
+        if self._passing:
+            self.responder.write(data)
+            return
+        self._buffer.append(data)
+        self._buffered += len(data)
+        if self._buffered > MAX_WHOLE_BYTES:
+            assert self.head is not None
+            if self.head.status >= 400:
+                self._cut(BadReply("an error reply is too large", reply_begun=True))
+                return
+            self._passing = True
+            lines = reply_lines(self.head, self.id) + self._surface.explain(self)
+            self.responder.start_raw(self.head.status, lines, self.head.length, b"".join(self._buffer))
+            self._buffer = []
+
+    def _whole(self) -> None:
+        head = self.head
+        assert head is not None
+        if self._passing:
+            self.responder.end()
+            self._finished(Usage(), 0)
+            return
+        body = b"".join(self._buffer)
+        if head.status < 400:
+            lines = reply_lines(head, self.id) + self._surface.explain(self)
+            self.responder.send_raw(head.status, lines, body)
+            self._finished(usage_of_body(body), 0)
+        elif head.status in FORWARDED_ERRORS:
+            # the request is at fault, the engine is fine: the client gets the engine's own words
+            self.responder.send_raw(*read_client_error(head, body, self.id))
+            self._failed(f"client_error_{head.status}")
+        else:
+            self._attempt_failed(f"status_{head.status}")
+
+    # inside: ends
+
+    def _attempt_failed(self, reason: str) -> None:
+        """The engine failed. The Router decides about another try if the client has seen nothing."""
+        assert self.endpoint is not None
+        self._surface.attempt_failed(self, reason)
+        self._surface.health.request_failed(self.endpoint, reason)
+        if not self.responder.started:
+            event = RequestFailed(request_id=self.id, instance=self.endpoint.name, reason=reason, retriable=True)
+            self._surface.driver.feed(event)
+            return
+        if self._scanner is not None:
+            self.responder.end(error_frame(self._scanner.partial))
+        else:
+            self.responder.abort()
+        self._failed(reason)
+
+    def _cut(self, error: ExchangeFailed) -> None:
+        """Gives up an exchange whose reply cannot be used."""
+        self._detach()
+        self._attempt_failed(type(error).__name__)
+
+    def _failed(self, reason: str) -> None:
+        assert self.endpoint is not None
+        if self._end("client_error" if reason.startswith("client_error") else "failed", detail=reason):
+            event = RequestFailed(request_id=self.id, instance=self.endpoint.name, reason=reason)
+            self._surface.driver.feed(event)
+
+    def _finished(self, usage: Usage, frames: int) -> None:
+        output = usage.output_tokens if usage.output_tokens is not None else frames
+        if not self._end("ok", usage=usage, output_tokens=output):
+            return
+        assert self.endpoint is not None
+        self._surface.health.request_succeeded(self.endpoint)
+        self._surface.learn(self, usage)
+        event = RequestFinished(
+            request_id=self.id,
+            output_tokens=output,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+        )
+        self._surface.driver.feed(event)
+
+    def _end(self, outcome: str, detail: str = "", usage: Usage | None = None, output_tokens: int = 0) -> bool:
+        """Marks the one end; False if it had come already."""
+        if self.ended:
+            return False
+        self.ended = True
+        self._surface.ended(self, outcome, detail, usage or Usage(), output_tokens)
+        return True
+
+    def _detach(self) -> None:
+        if self.exchange is not None:
+            exchange = self.exchange
+            self._release()
+            exchange.cancel()
+
+    def _release(self) -> None:
+        if self.exchange is not None:
+            self.exchange = None
+            assert self.endpoint is not None
+            self.endpoint.running -= 1
+
+    def _pause(self) -> None:
+        if self.exchange is not None:
+            self.exchange.pause()
+
+    def _resume(self) -> None:
+        if self.exchange is not None:
+            self.exchange.resume()

@@ -1,0 +1,169 @@
+"""A whole gateway: two listeners, the engines, the Router and the event log, started and stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from weighbridge.core.errors import ConfigError, ServiceError
+from weighbridge.core.event_log import Header, encode_header
+from weighbridge.gateway.admin import Admin
+from weighbridge.gateway.driver import Driver
+from weighbridge.gateway.endpoint import Endpoint
+from weighbridge.gateway.health import Health
+from weighbridge.gateway.log_writer import LogWriter
+from weighbridge.gateway.settings import GatewaySettings, InstanceSettings
+from weighbridge.gateway.stats import Stats
+from weighbridge.gateway.surface import Surface
+from weighbridge.http import HttpServer
+from weighbridge.routing.router import Router
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+FLUSH_S = 0.25
+
+
+class Gateway:
+    """`start`, serve, `drain`, `stop`. `port` and `admin_port` are the bound ones."""
+
+    def __init__(self, settings: GatewaySettings, environment: Mapping[str, str] | None = None) -> None:
+        """Checks everything that can be checked without the network. Raises ConfigError or PolicyError."""
+        environment = os.environ if environment is None else environment
+        self.settings = settings
+        self._admin_token = _admin_token(settings, environment)
+        self.stats = Stats()
+        endpoints: dict[str, Endpoint] = {}
+        for instance in settings.instances:
+            if instance.name in endpoints:
+                raise ConfigError(f"two instances are named {instance.name!r}", path="$.instances")
+            endpoints[instance.name] = Endpoint(instance, settings.client, environment)
+        self._environment = environment
+        self.writer: LogWriter | None = None
+        self.driver = Driver(Router(settings.router), endpoints, None, self.stats)
+        self.health = Health(self.driver, settings.health)
+        self.surface = Surface(settings, self.driver, self.health, self.stats)
+        self.admin = Admin(self, self._admin_token)
+        self.server = HttpServer(self.surface.routes, settings.server, self.surface.admit)
+        self.admin_server = HttpServer(self.admin)
+        self.draining = False
+        self._flusher: asyncio.TimerHandle | None = None
+
+    @property
+    def port(self) -> int:
+        """The bound port of the OpenAI listener."""
+        return self.server.port
+
+    @property
+    def admin_port(self) -> int:
+        """The bound port of the admin listener."""
+        return self.admin_server.port
+
+    async def start(self) -> None:
+        """Opens the event log, binds both listeners and begins probing. Raises ServiceError if a port is taken."""
+        settings = self.settings
+        if settings.data_dir is not None:
+            self.writer = self.driver.writer = self._open_log(Path(settings.data_dir))
+        context = _tls(settings)
+        try:
+            await _bind(self.server, settings.host, settings.port, context)
+            await _bind(self.admin_server, settings.admin_host, settings.admin_port, None)
+        except ServiceError:
+            await self.stop()
+            raise
+        self.health.start()
+        self._flush()
+
+    async def wait_ready(self, timeout_s: float) -> bool:
+        """True as soon as an instance is up, False after `timeout_s`."""
+        return await self.health.wait_ready(timeout_s)
+
+    async def add_instance(self, settings: InstanceSettings) -> Endpoint:
+        """Adds an engine to the running fleet. Raises ConfigError."""
+        if settings.name in self.driver.endpoints:
+            raise ConfigError(f"an instance named {settings.name!r} exists already")
+        endpoint = Endpoint(settings, self.settings.client, self._environment)
+        self.driver.endpoints[endpoint.name] = endpoint
+        self.health.add(endpoint)
+        return endpoint
+
+    async def drain(self, timeout_s: float | None = None) -> bool:
+        """Readiness turns false first, then nothing new is accepted and running requests end; True if all did."""
+        self.draining = True
+        return await self.server.drain(self.settings.drain_s if timeout_s is None else timeout_s)
+
+    async def stop(self) -> None:
+        """Cuts what is still running and closes everything; safe to call twice."""
+        self.draining = True
+        await self.server.stop()
+        await self.admin_server.stop()
+        await self.health.stop()
+        for endpoint in self.driver.endpoints.values():
+            if endpoint.pool is not None:
+                await endpoint.pool.close()
+                endpoint.pool = None
+        if self._flusher is not None:
+            self._flusher.cancel()
+            self._flusher = None
+        if self.writer is not None:
+            self.writer.close()
+            self.writer = self.driver.writer = None
+
+    def _open_log(self, directory: Path) -> LogWriter:
+        header = Header(
+            source="gateway",
+            router=msgspec.to_builtins(self.settings.router),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        try:
+            return LogWriter(
+                directory,
+                encode_header(header),
+                max_bytes=self.settings.log_bytes,
+                max_files=self.settings.log_files,
+            )
+        except OSError as error:
+            raise ServiceError(f"the event log cannot be written to {directory}: {error.strerror}") from None
+
+    def _flush(self) -> None:
+        if self.writer is not None:
+            self.writer.flush()
+        self._flusher = asyncio.get_running_loop().call_later(FLUSH_S, self._flush)
+
+
+async def _bind(server: HttpServer, host: str, port: int, context: ssl.SSLContext | None) -> None:
+    try:
+        await server.start(host, port, ssl_context=context)
+    except OSError as error:
+        why = "is in use by another program" if error.errno == 98 or "in use" in str(error) else error.strerror
+        raise ServiceError(f"port {port} on {host} {why}; choose another one") from None
+
+
+def _admin_token(settings: GatewaySettings, environment: Mapping[str, str]) -> str | None:
+    name = settings.admin_token_env
+    if name is None:
+        if settings.admin_host not in LOOPBACK:
+            raise ConfigError(
+                f"the admin listener on {settings.admin_host} needs a token; set admin_token_env", path="$.admin_host"
+            )
+        return None
+    token = environment.get(name)
+    if not token or len(token) < 16:
+        raise ConfigError(f"environment variable {name} must hold at least 16 characters", path="$.admin_token_env")
+    return token
+
+
+def _tls(settings: GatewaySettings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"the TLS certificate cannot be read: {error}", path="$.tls_cert") from None
+    return context

@@ -1,0 +1,270 @@
+"""Which engines are well: active probes with hysteresis, and the signals of real requests.
+
+An engine that answers no probe leaves the choice (its running requests go on); one that refuses connections leaves at
+once; one whose real requests fail in a row is ejected for a while, whatever its probe says, unless too few would
+remain.
+A restart is a new generation: its cache is empty and none of its old requests live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from weighbridge.core.events import InstanceDown, InstanceReported, InstanceUp
+from weighbridge.gateway.adapters import Report
+from weighbridge.gateway.driver import Driver
+from weighbridge.gateway.endpoint import Endpoint
+from weighbridge.gateway.settings import HealthSettings
+from weighbridge.http import ClientLimits, ConnectFailed, ExchangeFailed, HttpClient
+from weighbridge.http.client import Reply
+
+log = logging.getLogger("weighbridge.gateway.health")
+# The engine said no, or is full: no sign that it is ill.
+NEUTRAL = frozenset({"status_429", "status_503", "pool was closed"})
+RESTART_SLACK_S = 1.5
+
+
+class _State:
+    """What is known of one engine's health."""
+
+    __slots__ = ("bad", "connect_failures", "down_since_s", "ejections", "faults", "good", "refused", "task", "until_s")
+
+    def __init__(self) -> None:
+        self.good = 0
+        self.bad = 0
+        self.faults = 0
+        self.connect_failures = 0
+        self.refused = False  # no process listened since it was last up
+        self.ejections = 0
+        self.until_s = 0.0
+        self.down_since_s: float | None = None
+        self.task: asyncio.Task[None] | None = None
+
+
+class Health:
+    """Probes all engines and tells the Router who is up."""
+
+    def __init__(self, driver: Driver, settings: HealthSettings) -> None:
+        self._driver = driver
+        self._settings = settings
+        self._states: dict[str, _State] = {}
+        self._clients: dict[str, HttpClient] = {}
+        self._changed = asyncio.Event()
+
+    def start(self) -> None:
+        """Begins probing every engine of the driver."""
+        for endpoint in self._driver.endpoints.values():
+            self.add(endpoint)
+
+    def add(self, endpoint: Endpoint) -> None:
+        """Begins probing one engine."""
+        limits = ClientLimits(connect_s=self._settings.timeout_s, idle_s=2.0)
+        self._clients[endpoint.name] = HttpClient(limits, endpoint.ssl_context)
+        state = self._states[endpoint.name] = _State()
+        state.task = asyncio.get_running_loop().create_task(self._watch(endpoint, state))
+
+    async def remove(self, endpoint: Endpoint) -> None:
+        """Ends probing one engine."""
+        state = self._states.pop(endpoint.name)
+        if state.task is not None:
+            state.task.cancel()
+            await asyncio.gather(state.task, return_exceptions=True)
+        await self._clients.pop(endpoint.name).close()
+
+    async def stop(self) -> None:
+        """Ends all probing."""
+        for name in list(self._states):
+            await self.remove(self._driver.endpoints[name])
+
+    async def wait_ready(self, timeout_s: float) -> bool:
+        """True as soon as one engine is up."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not any(e.up for e in self._driver.endpoints.values()):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # probes
+
+    async def _watch(self, endpoint: Endpoint, state: _State) -> None:
+        settings = self._settings
+        while True:
+            try:
+                await self._look(endpoint, state)
+            except asyncio.CancelledError:
+                raise
+            except Exception:  # a surprise in one engine's reply must not end its watch
+                log.exception("probe of %s failed", endpoint.name)
+                self._probed(endpoint, state, False, "probe failed")
+            quick = not endpoint.up and not endpoint.draining
+            await asyncio.sleep(min(settings.interval_s, 0.3) if quick else settings.interval_s)
+
+    async def _look(self, endpoint: Endpoint, state: _State) -> None:
+        adapter = endpoint.adapter
+        try:
+            reply = await self._get(endpoint, adapter.health_path)
+        except ExchangeFailed as error:
+            if isinstance(error, ConnectFailed) and "refused" in str(error):
+                state.refused = True
+            self._probed(endpoint, state, False, str(error))
+            return
+        if reply.status >= adapter.alive_below:
+            self._probed(endpoint, state, False, f"its health check says {reply.status}")
+            return
+        if endpoint.facts is None or not endpoint.up:
+            await self._learn(endpoint)
+        started_s = await self._report(endpoint)
+        if self._restarted(endpoint, started_s):
+            state.refused = True
+            if endpoint.up:
+                self._up(endpoint, state)
+        self._probed(endpoint, state, True, "")
+
+    async def _learn(self, endpoint: Endpoint) -> None:
+        replies = await self._get_all(endpoint, endpoint.adapter.facts_paths)
+        endpoint.facts = endpoint.adapter.facts(replies)
+
+    async def _report(self, endpoint: Endpoint) -> float | None:
+        adapter = endpoint.adapter
+        if not adapter.report_paths:
+            return None
+        sampled_s = self._driver.now()
+        report: Report | None = adapter.report(await self._get_all(endpoint, adapter.report_paths))
+        if report is None:
+            return None
+        endpoint.report, endpoint.report_s = report.load, sampled_s
+        if endpoint.up:
+            event = InstanceReported(
+                instance=endpoint.name, generation=endpoint.generation, sampled_s=sampled_s, report=report.load
+            )
+            self._driver.feed(event)
+        return report.started_s
+
+    async def _get_all(self, endpoint: Endpoint, paths: tuple[str, ...]) -> dict[str, Reply]:
+        replies = {}
+        for path in paths:
+            try:
+                replies[path] = await self._get(endpoint, path)
+            except ExchangeFailed:
+                continue
+        return replies
+
+    async def _get(self, endpoint: Endpoint, path: str) -> Reply:
+        origin = endpoint.origin
+        url = f"{origin.scheme}://{origin.authority}{origin.path(path)}"
+        client = self._clients[endpoint.name]
+        return await client.request("GET", url, headers=endpoint.probe_headers(), timeout_s=self._settings.timeout_s)
+
+    @staticmethod
+    def _restarted(endpoint: Endpoint, started_s: float | None) -> bool:
+        known, endpoint.started_s = endpoint.started_s, started_s if started_s is not None else endpoint.started_s
+        return known is not None and started_s is not None and abs(started_s - known) > RESTART_SLACK_S
+
+    def _probed(self, endpoint: Endpoint, state: _State, good: bool, reason: str) -> None:
+        now = time.monotonic()
+        if good:
+            state.good, state.bad = state.good + 1, 0
+            first = endpoint.generation == 0
+            steady = (first or state.good >= self._settings.rise) and now >= state.until_s
+            if steady and not endpoint.up and not endpoint.draining:
+                self._up(endpoint, state)
+            return
+        state.good, state.bad = 0, state.bad + 1
+        if endpoint.up and state.bad >= self._settings.fall:
+            self._down(endpoint, state, reason)
+        elif not endpoint.up and endpoint.generation == 0:
+            endpoint.reason = reason
+        dead = state.down_since_s is not None and now - state.down_since_s > self._settings.dead_s
+        if dead and endpoint.running:
+            self._driver.feed(InstanceDown(instance=endpoint.name, reason="dead"))
+
+    # signals of real requests
+
+    def connect_failed(self, endpoint: Endpoint) -> None:
+        """A request found nobody listening."""
+        state = self._states.get(endpoint.name)
+        if state is None:
+            return
+        state.connect_failures += 1
+        if endpoint.up and state.connect_failures >= self._settings.connect_failures:
+            state.refused = True
+            self._down(endpoint, state, "refuses connections")
+
+    def request_failed(self, endpoint: Endpoint, reason: str) -> None:
+        """A request's attempt failed for the engine's fault."""
+        state = self._states.get(endpoint.name)
+        if state is None or reason in NEUTRAL:
+            return
+        state.faults += 1
+        if endpoint.up and state.faults >= self._settings.eject_failures and self._may_eject(endpoint):
+            state.ejections += 1
+            wait_s = min(self._settings.eject_s * state.ejections, self._settings.eject_max_s)
+            state.until_s = time.monotonic() + wait_s
+            state.faults = 0
+            self._down(endpoint, state, f"{self._settings.eject_failures} requests failed in a row")
+
+    def request_succeeded(self, endpoint: Endpoint) -> None:
+        """A request went well."""
+        state = self._states.get(endpoint.name)
+        if state is not None:
+            state.faults = state.connect_failures = 0
+            state.ejections = max(0, state.ejections - 1)
+
+    def _may_eject(self, endpoint: Endpoint) -> bool:
+        """Never the last one of a model, nor more than the configured share of its instances."""
+        mates = [e for e in self._driver.endpoints.values() if set(e.models) & set(endpoint.models)]
+        up = sum(1 for e in mates if e.up)
+        out = len(mates) - up
+        return up > 1 and out + 1 <= self._settings.eject_share * len(mates)
+
+    # the Router is told
+
+    def _up(self, endpoint: Endpoint, state: _State) -> None:
+        if endpoint.generation == 0 or state.refused:
+            endpoint.generation += 1
+        state.refused = False
+        state.bad = state.faults = state.connect_failures = 0
+        state.down_since_s = None
+        endpoint.up = True
+        endpoint.reason = ""
+        log.info("instance %s is up (generation %d)", endpoint.name, endpoint.generation)
+        self._driver.feed(InstanceUp(spec=endpoint.spec, generation=endpoint.generation))
+        self._changed.set()
+
+    def _down(self, endpoint: Endpoint, state: _State, reason: str) -> None:
+        endpoint.up = False
+        endpoint.reason = reason
+        state.good = 0
+        state.down_since_s = time.monotonic()
+        log.warning("instance %s is out: %s", endpoint.name, reason)
+        self._driver.feed(InstanceDown(instance=endpoint.name, reason=reason, drain=True))
+        self._changed.set()
+
+    def drain(self, endpoint: Endpoint) -> None:
+        """Takes an engine out by an operator's wish; what runs there finishes."""
+        endpoint.draining = True
+        state = self._states.get(endpoint.name)
+        if endpoint.up and state is not None:
+            self._down(endpoint, state, "draining")
+
+    def undrain(self, endpoint: Endpoint) -> None:
+        """Takes a drained engine back with its next good probe."""
+        endpoint.draining = False
+
+    def describe(self, endpoint: Endpoint) -> str:
+        """`up`, `draining`, `ejected`, `starting` or `down`."""
+        state = self._states.get(endpoint.name)
+        if endpoint.draining:
+            return "draining"
+        if endpoint.up:
+            return "up"
+        if endpoint.generation == 0:
+            return "starting"
+        if state is not None and state.until_s > time.monotonic():
+            return "ejected"
+        return "down"

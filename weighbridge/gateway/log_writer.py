@@ -1,0 +1,115 @@
+"""The event log on disk: lines are handed over in batches to one thread, so that the data plane never waits for it.
+
+What the thread has not written yet is bounded; beyond the bound entries are dropped and counted, and the log says so
+with its next rotation. A log is rotated at a size and the oldest files are deleted.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from pathlib import Path
+from typing import IO
+
+MAX_PENDING_BYTES = 64 * 1024 * 1024
+
+
+class LogWriter:
+    """Appends lines to `DIR/events-NNNNNN.jsonl`; each file begins with the header line."""
+
+    def __init__(self, directory: Path, header: bytes, *, max_bytes: int, max_files: int) -> None:
+        """Creates the directory and the first file. Raises OSError."""
+        self._directory = directory
+        self._header = header
+        self._max_bytes = max_bytes
+        self._max_files = max_files
+        self._lines: list[bytes] = []
+        self._size = 0
+        self._pending = 0  # bytes handed over and not yet written
+        self._lock = threading.Lock()
+        self.dropped = 0
+        self.error: OSError | None = None
+        directory.mkdir(parents=True, exist_ok=True)
+        self._number = max((_number(p) for p in directory.glob("events-*.jsonl")), default=0)
+        self._file: IO[bytes]
+        self._written = 0
+        self._open()
+        self._queue: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="event-log", daemon=True)
+        self._thread.start()
+
+    @property
+    def path(self) -> Path:
+        """The file being written."""
+        return self._directory / f"events-{self._number:06d}.jsonl"
+
+    def append(self, line: bytes) -> None:
+        """Takes one line; never blocks."""
+        self._lines.append(line)
+        self._size += len(line)
+
+    def flush(self) -> None:
+        """Hands over what was appended; call it a few times a second. Never blocks."""
+        if not self._lines:
+            return
+        lines, size = self._lines, self._size
+        self._lines, self._size = [], 0
+        with self._lock:
+            if self._pending + size > MAX_PENDING_BYTES:
+                self.dropped += len(lines)
+                return
+            self._pending += size
+        self._queue.put(b"".join(lines))
+
+    def sync(self, timeout_s: float = 5.0) -> bool:
+        """Waits until all that was appended is in the file; for tests and the end."""
+        self.flush()
+        done = threading.Event()
+        self._queue.put(done)
+        return done.wait(timeout_s)
+
+    def close(self) -> None:
+        """Writes the rest and ends the thread."""
+        self.flush()
+        self._queue.put(None)
+        self._thread.join(10.0)
+        self._file.close()
+
+    def _run(self) -> None:
+        while True:
+            item = self._queue.get()
+            if item is None:
+                return
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            try:
+                if self._written >= self._max_bytes:
+                    self._rotate()
+                self._file.write(item)
+                self._file.flush()
+                self._written += len(item)
+            except OSError as error:  # a full disk must not stop the gateway
+                self.error = error
+                self.dropped += item.count(b"\n")
+            with self._lock:
+                self._pending -= len(item)
+
+    def _open(self) -> None:
+        self._number += 1
+        self._file = self.path.open("wb")
+        self._file.write(self._header)
+        self._file.flush()
+        self._written = len(self._header)
+
+    def _rotate(self) -> None:
+        self._file.close()
+        self._open()
+        files = sorted(self._directory.glob("events-*.jsonl"), key=_number)
+        for old in files[: -self._max_files]:
+            old.unlink(missing_ok=True)
+
+
+def _number(path: Path) -> int:
+    digits = path.stem.rpartition("-")[2]
+    return int(digits) if digits.isdigit() else 0

@@ -1,0 +1,103 @@
+"""What a gateway can be told: listeners, instances, keys, deadlines. Decoded from the configuration file by msgspec."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from weighbridge.core.instance import Limits, Role
+from weighbridge.http.limits import ClientLimits, ServerLimits
+from weighbridge.routing.router import RouterSettings
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine. `models` empty: asked from the engine. `aliases`: the name clients use -> the name the engine knows.
+
+    `api_key_env` names the environment variable that holds the engine's key; the key itself never stands in a file.
+    `profile` is the path of a profile file. Values in `limits` override what the engine tells.
+    """
+
+    name: Name
+    url: str
+    kind: str = "openai"
+    models: tuple[str, ...] = ()
+    aliases: dict[str, str] = {}
+    role: Role = "mixed"
+    pool: str = "default"
+    api_key_env: str | None = None
+    profile: str | None = None
+    limits: Limits | None = None
+    client: ClientLimits | None = None
+    ca_file: str | None = None
+    takes_priority: bool | None = None
+
+
+class KeySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One API key, by its SHA-256 (`weighbridge key` prints one). `models` empty: all of them."""
+
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+    tenant: Name
+    tier: str | None = None
+    models: tuple[str, ...] = ()
+    tokens_per_minute: Count | None = None
+    disabled: bool = False
+
+
+class HealthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Active probes and passive signals."""
+
+    interval_s: Positive = 1.0
+    timeout_s: Positive = 5.0
+    fall: Count = 3  # failed probes in a row that take an instance out
+    rise: Count = 2  # good probes in a row that bring it back
+    dead_s: Positive = 30.0  # out for this long: what still runs there is given up
+    connect_failures: Count = 2  # refused connections in a row that take an instance out at once
+    eject_failures: Count = 5  # faults of real requests in a row that eject it
+    eject_s: Positive = 5.0  # times the number of ejections in a row, up to `eject_max_s`
+    eject_max_s: Positive = 60.0
+    eject_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5  # of the instances of a model, at most
+
+
+class RequestLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Caps on what one request may ask for; beyond them it is refused with 400 and the field's name."""
+
+    max_tokens: Count = 1_000_000
+    default_max_tokens: Count = 512  # assumed, not sent, where a request names none
+    max_n: Count = 16
+    max_prompts: Count = 256
+    max_depth: Count = 64
+    max_stop: Count = 16
+
+
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole gateway."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8080
+    admin_host: str = "127.0.0.1"
+    admin_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8081
+    admin_token_env: str | None = None
+    hosts: tuple[str, ...] = ()  # Host headers the admin listener accepts besides its own address
+    instances: tuple[InstanceSettings, ...] = ()
+    router: RouterSettings = RouterSettings()
+    keys: tuple[KeySettings, ...] = ()
+    default_tenant: Name = "default"
+    default_tier: str = "standard"
+    data_dir: str | None = None
+    log_bytes: Count = 256 * 1024 * 1024  # an event log is rotated at this size
+    log_files: Count = 8
+    drain_s: Positive = 300.0
+    keep_alive_s: Positive | None = None  # SSE comment when a stream was silent for this long
+    prefix_block_bytes: Count = 64
+    max_prefix_blocks: Count = 1024
+    server: ServerLimits = ServerLimits()
+    client: ClientLimits = ClientLimits()
+    health: HealthSettings = HealthSettings()
+    limits: RequestLimits = RequestLimits()
+    tls_cert: str | None = None
+    tls_key: str | None = None

@@ -1,0 +1,118 @@
+"""Edits of a JSON object's bytes at its top level: every byte that is not part of an edit stays as it was.
+
+The body has been checked to be valid JSON before; these functions only find where its parts stand.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]:,]', re.DOTALL)
+_BLANK = b" \t\r\n"
+
+
+def top_level(body: bytes) -> list[tuple[str, int, int]]:
+    """(key, start, end) of each top-level value, in order, repeated keys included.
+
+    Raises ValueError if `body` is not a JSON object.
+    """
+    found: list[tuple[str, int, int]] = []
+    depth = 0
+    key: str | None = None
+    last = b""
+    start = 0
+    for match in _TOKEN.finditer(body):
+        token = match.group()
+        first = token[:1]
+        if first == b'"':
+            last = token
+        elif first in b"{[":
+            depth += 1
+        elif first in b"}]":
+            depth -= 1
+            if depth == 0 and key is not None:
+                found.append((key, *_trim(body, start, match.start())))
+                key = None
+        elif depth == 1 and first == b":" and key is None:
+            key = msgspec.json.decode(last, type=str)
+            start = match.end()
+        elif depth == 1 and first == b"," and key is not None:
+            found.append((key, *_trim(body, start, match.start())))
+            key = None
+    if depth != 0 or not body.lstrip(_BLANK).startswith(b"{"):
+        raise ValueError("not a JSON object")
+    return found
+
+
+def _trim(body: bytes, start: int, end: int) -> tuple[int, int]:
+    while start < end and body[start] in _BLANK:
+        start += 1
+    while end > start and body[end - 1] in _BLANK:
+        end -= 1
+    return start, end
+
+
+def replace_value(body: bytes, key: str, value: bytes) -> bytes:
+    """`body` with the value of every top-level `key` replaced, or with the key added if it is absent."""
+    spans = [(start, end) for name, start, end in top_level(body) if name == key]
+    if not spans:
+        return add_value(body, key, value)
+    pieces = []
+    position = 0
+    for start, end in spans:
+        pieces += [body[position:start], value]
+        position = end
+    pieces.append(body[position:])
+    return b"".join(pieces)
+
+
+def add_value(body: bytes, key: str, value: bytes) -> bytes:
+    """`body` with a new first key. The caller knows that `key` is absent."""
+    brace = body.index(b"{") + 1
+    rest = body[brace:]
+    comma = b"" if rest.lstrip(_BLANK).startswith(b"}") else b","
+    return b"".join((body[:brace], msgspec.json.encode(key), b":", value, comma, rest))
+
+
+def remove_value(body: bytes, key: str) -> bytes:
+    """`body` without any top-level `key`, and without the comma that went with it."""
+    while True:
+        spans = top_level(body)
+        index = next((i for i, span in enumerate(spans) if span[0] == key), None)
+        if index is None:
+            return body
+        _, start, end = spans[index]
+        left = _key_start(body, start)
+        if index + 1 < len(spans):
+            right = body.index(b",", end) + 1
+        else:
+            right = end
+            if index > 0:
+                left = body.rindex(b",", 0, left)
+        body = body[:left] + body[right:]
+
+
+def _key_start(body: bytes, value_start: int) -> int:
+    """Where the key of the value at `value_start` begins."""
+    colon = body.rindex(b":", 0, value_start)
+    closing = body.rindex(b'"', 0, colon)
+    start = closing
+    while True:
+        start = body.rindex(b'"', 0, start)
+        slashes = start - len(body[:start].rstrip(b"\\"))
+        if slashes % 2 == 0:
+            return start
+
+
+def repeated_keys(body: bytes, keys: frozenset[str]) -> str | None:
+    """A top-level key of `keys` that stands more than once, or None. Fast where no spelling of one repeats."""
+    if b"\\u00" not in body and all(body.count(b'"%b"' % key.encode()) <= 1 for key in keys):
+        return None
+    seen = set()
+    for name, _, _ in top_level(body):
+        if name in keys and name in seen:
+            return name
+        seen.add(name)
+    return None

@@ -1,0 +1,251 @@
+"""The OpenAI surface: reads a request, checks who asks, and sends it on its flight."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import secrets
+from urllib.parse import unquote
+
+import msgspec
+
+from weighbridge.core.errors import RequestError
+from weighbridge.core.events import RequestArrived
+from weighbridge.core.request import Request as RoutedRequest
+from weighbridge.gateway.auth import REFUSED, Authorizer, Principal
+from weighbridge.gateway.client_request import ClientRequest
+from weighbridge.gateway.driver import Driver, Outcome
+from weighbridge.gateway.estimate import TokenEstimator, prefix_hashes
+from weighbridge.gateway.flight import Flight
+from weighbridge.gateway.health import Health
+from weighbridge.gateway.refusal import send_request_error
+from weighbridge.gateway.reply import Usage
+from weighbridge.gateway.settings import GatewaySettings
+from weighbridge.gateway.stats import Stats
+from weighbridge.http import Request, Responder, Routes
+
+ENDPOINTS = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+# Client headers that go on to the engine; no other ever does.
+FORWARDED = frozenset({b"traceparent", b"tracestate", b"openai-beta", b"anthropic-version", b"anthropic-beta"})
+
+
+class Surface:
+    """The client-facing routes."""
+
+    def __init__(self, settings: GatewaySettings, driver: Driver, health: Health, stats: Stats) -> None:
+        self.settings = settings
+        self.driver = driver
+        self.health = health
+        self.stats = stats
+        self.auth = Authorizer(settings)
+        self.estimator = TokenEstimator()
+        self.rng = random.Random(settings.router.seed)
+        self.draining = False
+        self._prefix = f"wb-{secrets.token_hex(4)}-"
+        self._numbers = itertools.count(1)
+        self.routes = Routes()
+        for path in ENDPOINTS:
+            self.routes.post(path, self.complete)
+        self.routes.get("/v1/models", self.models)
+        self.routes.get("/v1/models/*", self.model)
+        self.routes.get("/healthz", self._alive)
+        self.routes.get("/health", self._alive)
+
+    # before the body
+
+    def admit(self, request: Request) -> tuple[int, str] | None:
+        """Refuses a caller without a valid key before reading its body."""
+        principal = self.auth.principal(request)
+        if principal is None:
+            return 401, REFUSED
+        request.context = principal
+        return None
+
+    # completions
+
+    def complete(self, request: Request, responder: Responder) -> None:
+        """Any endpoint that makes an engine generate."""
+        request_id = self._request_id(request)
+        try:
+            flight = self._flight(request, responder, request_id)
+        except RequestError as error:
+            self.stats.requests.add((ENDPOINTS[request.path], "", "", f"refused_{error.status}"))
+            send_request_error(responder, error, self.id_header(request_id))
+            return
+        self.driver.flights[flight.id] = flight
+        self.driver.feed(RequestArrived(request=flight.routed))
+
+    def _flight(self, request: Request, responder: Responder, request_id: str) -> Flight:
+        principal = request.context or self.auth.principal(request)
+        if principal is None:
+            raise RequestError(REFUSED, status=401, type="authentication_error", code="invalid_api_key")
+        if self.draining:
+            raise RequestError("The gateway is shutting down.", status=503, type="server_error", retry_after_s=2.0)
+        endpoint = ENDPOINTS[request.path]
+        parsed = ClientRequest(endpoint, request.body, self.settings.limits)
+        self._check_model(principal, parsed.model)
+        headers = b"".join(b"%b: %b\r\n" % pair for pair in request.headers if pair[0] in FORWARDED)
+        routed = self._routed(request, principal, parsed, request_id)
+        return Flight(self, responder, parsed, routed, request.path, headers)
+
+    def _check_model(self, principal: Principal, model: str) -> None:
+        """404 for a model nobody serves or that this key may not use: the answer must not tell them apart."""
+        allowed = not principal.models or model in principal.models
+        if model and allowed and any(model in e.models or not e.models for e in self.driver.endpoints.values()):
+            return
+        if not model and not principal.models:
+            return
+        raise RequestError(
+            f"The model `{model[:128]}` does not exist or you do not have access to it.",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )
+
+    def _routed(self, request: Request, principal: Principal, parsed: ClientRequest, request_id: str) -> RoutedRequest:
+        settings = self.settings
+        exact = parsed.exact_tokens
+        tokens = self.estimator.tokens(parsed.model, parsed.text_bytes, parsed.media) if exact is None else exact
+        seed = f"{principal.tenant}\0{parsed.model}".encode()
+        session = request.header(b"x-session-id")
+        return RoutedRequest(
+            id=request_id,
+            arrival_s=self.driver.now(),
+            prompt_tokens=tokens,
+            max_tokens=parsed.max_tokens * parsed.n,
+            model=parsed.model,
+            tenant=principal.tenant,
+            tier=self.auth.tier(principal, request, parsed.service_tier),
+            endpoint=parsed.endpoint,
+            session=session.decode("latin-1")[:128] if session else "",
+            stream=parsed.stream,
+            prefix_hashes=prefix_hashes(seed, parsed.text, settings.prefix_block_bytes, settings.max_prefix_blocks),
+            prefix_block_tokens=max(
+                1, round(settings.prefix_block_bytes / self.estimator.bytes_per_token(parsed.model))
+            ),
+        )
+
+    def _request_id(self, request: Request) -> str:
+        """The client's own id if it is a plain word and not in use, else a new one."""
+        given = request.header(b"x-request-id")
+        if given is not None and REQUEST_ID.fullmatch(given):
+            name = given.decode("ascii")
+            if name not in self.driver.flights:
+                return name
+        return f"{self._prefix}{next(self._numbers)}"
+
+    @staticmethod
+    def id_header(request_id: str) -> list[tuple[str, str]]:
+        """The header that names a request."""
+        return [("x-request-id", request_id)]
+
+    # what flights report
+
+    def explain(self, flight: Flight) -> bytes:
+        """Header lines with the decision, for a client that asked with `x-weighbridge-explain: 1`."""
+        if flight.record is None or flight.responder.request.header(b"x-weighbridge-explain") != b"1":
+            return b""
+        text = msgspec.json.encode(flight.record.decision)
+        if len(text) > 8000 or not text.isascii():
+            return b"x-weighbridge-instance: %b\r\n" % flight.record.decision.chosen.encode("ascii", "replace")
+        return b"x-weighbridge-decision: %b\r\n" % text
+
+    def learn(self, flight: Flight, usage: Usage) -> None:
+        """An engine counted a prompt: the estimate of the next ones gets better."""
+        parsed = flight.client_request
+        if usage.prompt_tokens and parsed.exact_tokens is None and not parsed.media:
+            self.stats.estimate.observe((parsed.model,), flight.routed.prompt_tokens / usage.prompt_tokens)
+            self.estimator.learn(parsed.model, parsed.text_bytes, usage.prompt_tokens)
+
+    def attempt_failed(self, flight: Flight, reason: str) -> None:
+        """One try on one engine went wrong; the request may live on."""
+        assert flight.endpoint is not None
+        name = flight.endpoint.name
+        self.stats.attempts.add((name, reason))
+        if flight.record is not None:
+            e2e_s = self.driver.now() - flight.routed.arrival_s
+            flight.record.outcome = Outcome(outcome=f"attempt failed: {reason}", instance=name, e2e_s=e2e_s)
+
+    def ended(self, flight: Flight, outcome: str, detail: str, usage: Usage, output_tokens: int) -> None:
+        """A flight has ended: the one place where it leaves the books."""
+        del self.driver.flights[flight.id]
+        stats = self.stats
+        routed = flight.routed
+        model = routed.model
+        now = self.driver.now()
+        instance = flight.endpoint.name if flight.endpoint else ""
+        label = outcome if outcome != "rejected" else f"rejected_{detail}"
+        stats.requests.add((routed.endpoint, model, instance, label))
+        e2e_s = now - routed.arrival_s
+        ttft_s = None if flight.first_token_s is None else flight.first_token_s - routed.arrival_s
+        if flight.dispatched_s is not None:
+            stats.queued.observe((routed.tier,), flight.dispatched_s - routed.arrival_s)
+        if outcome == "ok":
+            stats.attempts.add((instance, "ok"))
+            stats.duration.observe((model,), e2e_s)
+            stats.output_tokens.observe((model,), output_tokens)
+            stats.input_tokens.observe((model,), usage.prompt_tokens or routed.prompt_tokens)
+            if ttft_s is not None:
+                stats.ttft.observe((model, instance), ttft_s)
+            if usage.cached_tokens:
+                stats.cached_tokens.add((model,), usage.cached_tokens)
+        if flight.record is not None:
+            flight.record.outcome = Outcome(
+                outcome=label if not detail or outcome == "rejected" else f"{label}: {detail}",
+                instance=instance,
+                e2e_s=e2e_s,
+                ttft_s=ttft_s,
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                output_tokens=output_tokens,
+            )
+
+    # models
+
+    def models(self, request: Request, responder: Responder) -> None:
+        """All models of healthy instances, one row per id."""
+        principal = request.context or self.auth.principal(request)
+        if principal is None:
+            responder.send_error(401, REFUSED, code="invalid_api_key")
+            return
+        rows = list(self._rows(principal).values())
+        responder.send_json(200, {"object": "list", "data": rows}, headers=self.id_header(self._request_id(request)))
+
+    def model(self, request: Request, responder: Responder) -> None:
+        """One model; its id may hold slashes, plain or escaped."""
+        principal = request.context or self.auth.principal(request)
+        if principal is None:
+            responder.send_error(401, REFUSED, code="invalid_api_key")
+            return
+        name = unquote(request.path.removeprefix("/v1/models/"))
+        row = self._rows(principal).get(name)
+        if row is None:
+            responder.send_error(
+                404, f"The model `{name[:128]}` does not exist.", param="model", code="model_not_found"
+            )
+        else:
+            responder.send_json(200, row, headers=self.id_header(self._request_id(request)))
+
+    def _rows(self, principal: Principal) -> dict[str, dict[str, object]]:
+        """Merged over instances that are up; the context is the smallest, which every instance can hold."""
+        rows: dict[str, dict[str, object]] = {}
+        for endpoint in self.driver.endpoints.values():
+            if not endpoint.up:
+                continue
+            context = endpoint.spec.limits.max_context
+            for name in endpoint.models:
+                if principal.models and name not in principal.models:
+                    continue
+                row = rows.setdefault(
+                    name,
+                    {"id": name, "object": "model", "created": 0, "owned_by": "weighbridge", "max_model_len": None},
+                )
+                known = row["max_model_len"]
+                if context is not None:
+                    row["max_model_len"] = context if not isinstance(known, int) else min(known, context)
+        return rows
+
+    def _alive(self, request: Request, responder: Responder) -> None:
+        responder.send(200, b"ok", content_type="text/plain")
