@@ -109,7 +109,7 @@ async def front(*upstreams: FakeUpstream, instance_fields: Any = None, **fields:
     await gateway.start()
     client = HttpClient()
     try:
-        if instances:
+        if gateway.settings.instances:
             assert await gateway.wait_ready(5.0)
             while not all(e.up for e in gateway.driver.endpoints.values()):
                 gateway.health._changed.clear()

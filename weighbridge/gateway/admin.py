@@ -6,6 +6,7 @@ import hmac
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 OPEN = frozenset({"/healthz", "/readyz"})
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 MAX_DECISIONS = 2000
+LEDGER = ("in_flight", "prefill_tokens", "decode_tokens", "kv_tokens")
 
 
 class Admin:
@@ -91,7 +93,7 @@ class Admin:
             responder.send_error(400, f"`last` must be a number from 1 to {MAX_DECISIONS}.", param="last")
             return
         records = list(self._gateway.driver.decisions)[-int(text) :]
-        rows = [{"decision": r.decision, "outcome": r.outcome} for r in reversed(records)]
+        rows = [{**msgspec.structs.asdict(r.decision), "outcome": r.outcome} for r in reversed(records)]
         responder.send_json(200, {"decisions": rows})
 
     def _drain(self, request: Request, responder: Responder) -> None:
@@ -116,9 +118,7 @@ class Admin:
         rows = []
         for endpoint in driver.endpoints.values():
             instance = driver.router.fleet.instances.get(endpoint.name)
-            ledger = dict.fromkeys(("in_flight", "prefill_tokens", "decode_tokens", "kv_tokens"), 0)
-            if instance is not None:
-                ledger = {name: getattr(instance, name) for name in ledger}
+            ledger = {name: getattr(instance, name) if instance else 0 for name in LEDGER}
             rows.append(
                 {
                     "name": endpoint.name,
@@ -133,7 +133,8 @@ class Admin:
                     "limits": endpoint.spec.limits,
                     "calibrated": endpoint.profile is not None,
                     "rates": endpoint.spec.rates,
-                    "ledger": ledger,
+                    "up": endpoint.up,
+                    **ledger,
                     "report": endpoint.report or LoadReport(),
                     "report_age_s": None if endpoint.report_s is None else now - endpoint.report_s,
                 }
@@ -142,6 +143,7 @@ class Admin:
             "now_s": now,
             "policy": gateway.settings.router.policy,
             "live_requests": driver.router.live_requests,
+            "held_requests": driver.router.held_requests,
             "draining": gateway.draining,
             "event_log": str(gateway.writer.path) if gateway.writer else None,
             "instances": rows,
@@ -167,8 +169,11 @@ class Admin:
         now = gateway.driver.now()
         ages = [((e.name,), now - e.report_s) for e in endpoints if e.report_s is not None]
         yield gauge("weighbridge_instance_report_age_seconds", "Age of the last load report.", one, ages)
-        live = [((), float(gateway.driver.router.live_requests))]
+        router = gateway.driver.router
+        live = [((), float(router.live_requests))]
         yield gauge("weighbridge_requests_live", "Requests that have arrived and not ended.", (), live)
+        held = [((), float(router.held_requests))]
+        yield gauge("weighbridge_requests_held", "Requests that wait in the router.", (), held)
         if gateway.writer is not None:
             dropped = [((), float(gateway.writer.dropped))]
             yield gauge("weighbridge_event_log_dropped", "Log entries dropped because the disk is slow.", (), dropped)

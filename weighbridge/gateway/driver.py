@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import deque
@@ -12,7 +13,7 @@ import msgspec
 from weighbridge.core.actions import Abort, Action, Dispatch, Hold, Preempt, Reject
 from weighbridge.core.decision import Decision
 from weighbridge.core.event_log import encode_entry
-from weighbridge.core.events import Event
+from weighbridge.core.events import Event, Tick
 from weighbridge.gateway.endpoint import Endpoint
 from weighbridge.gateway.log_writer import LogWriter
 from weighbridge.gateway.stats import Stats
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weighbridge.gateway")
 KEPT_DECISIONS = 2000
+TICK_S = 0.05
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,6 +66,7 @@ class Driver:
         self._start_s = time.monotonic()
         self._queue: deque[Event] = deque()
         self._busy = False
+        self._tick: asyncio.TimerHandle | None = None
 
     def now(self) -> float:
         """Seconds on the router's clock, which starts at 0 with the gateway."""
@@ -81,6 +84,18 @@ class Driver:
                 self._step(self._queue.popleft())
         finally:
             self._busy = False
+        if self._tick is None and self.router.wants_tick:
+            self._tick = asyncio.get_running_loop().call_later(TICK_S, self._on_tick)
+
+    def _on_tick(self) -> None:
+        self._tick = None
+        if self.router.wants_tick:
+            self.feed(Tick())
+
+    def stop(self) -> None:
+        """No more ticks."""
+        if self._tick is not None:
+            self._tick.cancel()
 
     def _step(self, event: Event) -> None:
         now = self.now()

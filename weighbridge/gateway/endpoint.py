@@ -73,6 +73,7 @@ class Endpoint:
             rates=profile.rates if profile else None,
             step=profile.step if profile else None,
             error=profile.error if profile else None,
+            takes_priority=self.takes_priority,
         )
 
     @property

@@ -109,6 +109,7 @@ class Gateway:
         if self._flusher is not None:
             self._flusher.cancel()
             self._flusher = None
+        self.driver.stop()
         if self.writer is not None:
             self.writer.close()
             self.writer = self.driver.writer = None
