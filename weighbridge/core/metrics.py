@@ -4,7 +4,7 @@ With scheduled arrival a, first token f, last token l, output tokens o:
 
     TTFT = f - a          E2E = l - a          TPOT = (E2E - TTFT) / (o - 1), undefined for o < 2
     attainment = requests that meet every bound of their tier / all offered requests (failures and rejects included)
-    goodput    = requests that meet every bound / window seconds
+    goodput    = requests that meet every bound / seconds of arrivals = attainment * offered rate
 
 Percentiles interpolate linearly. "Adjusted" percentiles count a request that never got there as infinite.
 """
@@ -81,11 +81,16 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. Attainment and goodput count all offered requests."""
+    """One run. Attainment and goodput count all offered requests.
+
+    `window_s` is first scheduled arrival until last token, the base of token throughput; `arrival_s` the seconds over
+    which requests arrived, the base of goodput, so that the drain at the end of a run lowers no rate.
+    """
 
     offered: int
     by_status: dict[str, int]
     window_s: float
+    arrival_s: float
     ttft_s: Distribution
     tpot_s: Distribution
     e2e_s: Distribution
@@ -130,8 +135,17 @@ def adjusted(records: Sequence[RequestRecord], metric: Literal["ttft_s", "e2e_s"
     return percentile(sorted(values), q)
 
 
-def summarise(records: Sequence[RequestRecord], tiers: Mapping[str, Tier], *, window_s: float | None = None) -> Summary:
-    """Summarise one run. `window_s` defaults to first scheduled arrival until last token.
+def summarise(
+    records: Sequence[RequestRecord],
+    tiers: Mapping[str, Tier],
+    *,
+    window_s: float | None = None,
+    arrival_s: float | None = None,
+) -> Summary:
+    """Summarise one run.
+
+    `window_s` defaults to first scheduled arrival until last token; `arrival_s` to the span of arrivals, longer by one
+    mean gap (n arrivals stand for n gaps), or to `window_s` where there is no span.
 
     A request of an unknown tier is checked against no bound: it meets its SLO when it ends well.
     """
@@ -148,6 +162,8 @@ def summarise(records: Sequence[RequestRecord], tiers: Mapping[str, Tier], *, wi
     if window_s is None:
         start = min((r.scheduled_s for r in records), default=0.0)
         window_s = max((r.last_token_s or r.scheduled_s for r in records), default=0.0) - start
+    if arrival_s is None:
+        arrival_s = _arrival_seconds(records) or window_s
     met_total = sum(sum(flags) for flags in met_by_tier.values())
     placed = sum(share.values())
     offered = len(records)
@@ -155,14 +171,23 @@ def summarise(records: Sequence[RequestRecord], tiers: Mapping[str, Tier], *, wi
         offered=offered,
         by_status=by_status,
         window_s=window_s,
+        arrival_s=arrival_s,
         ttft_s=distribution(v for r in records if (v := r.ttft_s) is not None),
         tpot_s=distribution(v for r in records if (v := r.tpot_s) is not None),
         e2e_s=distribution(v for r in records if (v := r.e2e_s) is not None),
         attainment=met_total / offered if offered else math.nan,
         attainment_by_tier={tier: sum(flags) / len(flags) for tier, flags in sorted(met_by_tier.items())},
-        goodput_per_s=met_total / window_s if window_s > 0 else math.nan,
+        goodput_per_s=met_total / arrival_s if arrival_s > 0 else math.nan,
         shed_rate=by_status.get("rejected", 0) / offered if offered else math.nan,
         output_tokens_per_s=sum(r.output_tokens for r in records) / window_s if window_s > 0 else math.nan,
         share_by_instance={name: count / placed for name, count in sorted(share.items())},
         adjusted_ttft_p99_s=adjusted(records, "ttft_s", 99.0),
     )
+
+
+def _arrival_seconds(records: Sequence[RequestRecord]) -> float:
+    """Span of the scheduled arrivals plus one mean gap; 0 where there are fewer than two different times."""
+    if len(records) < 2:
+        return 0.0
+    span = max(r.scheduled_s for r in records) - min(r.scheduled_s for r in records)
+    return span * len(records) / (len(records) - 1)

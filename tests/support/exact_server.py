@@ -1,0 +1,220 @@
+"""An OpenAI-compatible server whose delays are known exactly; the truth that the load generator is checked against.
+
+Run it apart (`python -m tests.support.exact_server --ttft 0.2 --tpot 0.02`) or in a thread (`running`). A token is due
+at an absolute time after the request came in, so delays do not add up. `stall` freezes the whole process once, as a
+garbage collection or a stuck engine step would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgspec
+import uvloop
+
+from weighbridge.http import HttpServer, Request, Responder, Routes, ServerLimits
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """Seconds and counts. `fail_every`, `reject_every`, `cut_every`, `garble_every`: each n-th request (0 = none)."""
+
+    ttft: float = 0.05
+    tpot: float = 0.01
+    tokens_per_frame: int = 1
+    usage: bool = True
+    thinking_tokens: int = 0
+    empty_first: bool = False
+    stall_at: float = 0.0
+    stall_for: float = 0.0
+    fail_every: int = 0
+    reject_every: int = 0
+    cut_every: int = 0
+    garble_every: int = 0
+    error_frame_every: int = 0
+    never_every: int = 0
+    per_word: float = 1.0
+    template_tokens: int = 7
+    refuse_ignore_eos: bool = False
+    done: bool = True
+
+
+def _frame(delta: dict[str, Any], finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return b"data: " + msgspec.json.encode({"object": "chat.completion.chunk", "choices": [choice]}) + b"\n\n"
+
+
+class ExactServer:
+    """One behaviour, counted requests."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self.behaviour = behaviour
+        self.count = 0
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.arrived: list[float] = []
+        self.started = time.monotonic()
+        self.keep_bodies = False
+
+    def routes(self) -> Routes:
+        routes = Routes()
+        routes.get("/v1/models", lambda request, responder: responder.send_json(200, {"data": [{"id": "exact"}]}))
+        routes.post("/v1/chat/completions", self.complete)
+        return routes
+
+    def complete(self, request: Request, responder: Responder) -> None:
+        body = msgspec.json.decode(request.body)
+        if self.behaviour.refuse_ignore_eos and "ignore_eos" in body:
+            responder.send_error(400, "unknown parameter: ignore_eos")
+            return
+        words = len(body["messages"][0]["content"].split())
+        prompt_tokens = round(words * self.behaviour.per_word) + self.behaviour.template_tokens
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": body["max_tokens"]}
+        if not body.get("stream"):
+            reply = {"choices": [{"message": {"content": "x"}, "finish_reason": "length"}]}
+            responder.send_json(200, {**reply, **({"usage": usage} if self.behaviour.usage else {})})
+            return
+        self.count += 1
+        if self.keep_bodies:
+            self.bodies.append(body)
+            self.headers.append({name.decode(): value.decode() for name, value in request.headers})
+        self.arrived.append(time.monotonic())
+        if self._refused(responder):
+            return
+        _Stream(self, responder, body["max_tokens"], usage, self.count)
+
+    def _refused(self, responder: Responder) -> bool:
+        b, n = self.behaviour, self.count
+        if b.fail_every and n % b.fail_every == 0:
+            responder.send_error(500, "the engine fell over")
+        elif b.reject_every and n % b.reject_every == 0:
+            responder.send_error(429, "too many requests")
+        else:
+            return False
+        return True
+
+
+class _Stream:
+    """The reply to one request, sent by timers at absolute times."""
+
+    def __init__(self, server: ExactServer, responder: Responder, tokens: int, usage: Any, number: int) -> None:
+        self.behaviour, self.responder, self.tokens, self.usage = server.behaviour, responder, tokens, usage
+        self.number = number
+        self.sent = 0
+        self.begin = time.monotonic()
+        self.loop = asyncio.get_running_loop()
+        b = self.behaviour
+        if b.empty_first:
+            responder.start_sse()
+            responder.write(
+                b": waiting\n\n" + b'data: {"choices":[]}\n\n' + _frame({"role": "assistant", "content": ""})
+            )
+        if b.never_every and number % b.never_every == 0:
+            return
+        self._at(b.ttft)
+
+    def _at(self, offset: float) -> None:
+        self.loop.call_later(max(0.0, self.begin + offset - time.monotonic()), self._send)
+
+    def _send(self) -> None:
+        responder, b = self.responder, self.behaviour
+        early = self.begin + b.ttft + self.sent * b.tpot - time.monotonic()
+        if early > 50e-6:
+            self.loop.call_later(max(early, 0.0005), self._send)
+            return
+        if responder.disconnected:
+            return
+        if not self.sent and not b.empty_first:
+            responder.start_sse()
+        if b.cut_every and self.number % b.cut_every == 0 and self.sent:
+            responder.abort()
+            return
+        if b.garble_every and self.number % b.garble_every == 0:
+            responder.write(b"data: {not json\n\n")
+        if b.error_frame_every and self.number % b.error_frame_every == 0:
+            responder.end(b'data: {"error":{"message":"out of memory"}}\n\n')
+            return
+        step = min(b.tokens_per_frame, self.tokens - self.sent)
+        kind = "reasoning_content" if self.sent < b.thinking_tokens else "content"
+        self.sent += step
+        data = _frame({kind: "x" * step}, "length" if self.sent == self.tokens else None)
+        if self.sent < self.tokens:
+            responder.write(data)
+            self._at(b.ttft + self.sent * b.tpot)
+            return
+        if b.usage:
+            data += b"data: " + msgspec.json.encode({"choices": [], "usage": self.usage}) + b"\n\n"
+        responder.end(data + (b"data: [DONE]\n\n" if b.done else b""))
+
+
+async def serve(server: ExactServer, port: int = 0) -> HttpServer:
+    """Listen on loopback."""
+    http = HttpServer(server.routes(), ServerLimits(max_connections=60_000))
+    await http.start("127.0.0.1", port)
+    b = server.behaviour
+    if b.stall_for:
+        asyncio.get_running_loop().call_later(b.stall_at, time.sleep, b.stall_for)
+    return http
+
+
+@contextmanager
+def running(behaviour: Behaviour) -> Iterator[tuple[str, ExactServer]]:
+    """The server in a thread of its own; yields its URL and itself."""
+    server = ExactServer(behaviour)
+    server.keep_bodies = True
+    ready = threading.Event()
+    stop: list[Any] = []
+
+    async def main() -> None:
+        http = await serve(server)
+        finished = asyncio.Event()
+        stop.extend([asyncio.get_running_loop(), finished, http.port])
+        ready.set()
+        await finished.wait()
+        await http.stop()
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert ready.wait(10.0)
+    try:
+        yield f"http://127.0.0.1:{stop[2]}", server
+    finally:
+        stop[0].call_soon_threadsafe(stop[1].set)
+        thread.join(10.0)
+
+
+def main() -> None:
+    """Serve until killed; prints the port on the first line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    for field in fields(Behaviour):
+        kind = type(field.default)
+        if kind is bool:
+            parser.add_argument(f"--{field.name.replace('_', '-')}", type=lambda v: v == "true", default=field.default)
+        else:
+            parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=field.default)
+    arguments = vars(parser.parse_args())
+    port = arguments.pop("port")
+
+    async def forever() -> None:
+        http = await serve(ExactServer(Behaviour(**arguments)), port)
+        print(http.port, flush=True)
+        await asyncio.Event().wait()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(forever())
+
+
+if __name__ == "__main__":
+    main()
