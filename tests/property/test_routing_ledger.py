@@ -202,6 +202,13 @@ class Ledger(RuleBasedStateMachine):
             assert instance.kv_tokens == sum(c.kv_tokens for c in live)
             assert instance.prompt_tokens == sum(c.request.prompt_tokens for c in live)
             assert instance.decoding == len(decoding)
+            for tier, group in instance.groups.items():
+                members = [c for c in live if c.request.tier == tier and c.group is not None]
+                started = [c.first_token_s for c in members if c.first_token_s is not None]
+                assert (group.count, group.decoding) == (len(members), len(started))
+                assert group.generated == sum(c.output_tokens for c in members)
+                assert group.remaining == sum(c.decode_left for c in members)
+                assert group.first_us == sum(round(s * 1e6) for s in started)
             assert instance.decoding_kv_tokens == sum(c.kv_tokens for c in decoding)
 
     def teardown(self) -> None:

@@ -47,7 +47,7 @@ def test_round_robin_takes_turns_and_keeps_them_when_one_is_out() -> None:
 @pytest.mark.parametrize("policy", policy_names())
 def test_every_policy_places_everything_and_decides_alike_twice(policy: str) -> None:
     def run() -> list[str]:
-        made = router(policy, seed=7)
+        made = router(policy, seed=7, dispatch="immediate")
         return [chosen(made, f"r{n}", prompt_tokens=50 + 37 * n % 211) for n in range(60)]
 
     first = run()

@@ -44,6 +44,11 @@ class Candidates:
     def fleet_changed(self) -> None:
         """An instance came, went or changed: pools are built anew when next asked for."""
         self._pools.clear()
+        self._fleet.offered.capacity_tokens_per_s = sum(
+            1.0 / i.spec.step.prefill_s
+            for i in self._fleet
+            if i.up and i.spec.role != "decode" and i.spec.step is not None and i.spec.step.prefill_s > 0
+        )
         for instance in self._fleet:
             if instance.index == len(self._options):
                 self._options.append(Option(instance, cached_tokens=0, prefill_tokens=0, decode_tokens=0))

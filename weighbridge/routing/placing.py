@@ -22,6 +22,7 @@ class Placing:
         self.policy = policy
         self.rng = rng
         self.candidates = Candidates(fleet)
+        self.tiers = {tier.name: tier for tier in settings.tiers}
         estimate = settings.length_estimate
         self.lengths = Lengths(
             getattr(policy, "length_estimate", "median") if estimate == "auto" else estimate,
@@ -114,6 +115,7 @@ class Placing:
             tier=live.tier,
             deadline_s=live.deadline_s,
             may_hold=may_hold,
+            tiers=self.tiers,
         )
         choice = self.policy.choose(view)
         if choice.index is None and not may_hold:

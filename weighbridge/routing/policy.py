@@ -45,7 +45,19 @@ class View:
     `deadline_s` is when its first token is due, infinity where its tier has no such bound.
     """
 
-    __slots__ = ("deadline_s", "explain", "fleet", "leg", "may_hold", "now_s", "options", "request", "rng", "tier")
+    __slots__ = (
+        "deadline_s",
+        "explain",
+        "fleet",
+        "leg",
+        "may_hold",
+        "now_s",
+        "options",
+        "request",
+        "rng",
+        "tier",
+        "tiers",
+    )
 
     def __init__(
         self,
@@ -60,6 +72,7 @@ class View:
         tier: Tier = _STANDARD,
         deadline_s: float = float("inf"),
         may_hold: bool = False,
+        tiers: Mapping[str, Tier] | None = None,
     ) -> None:
         self.request = request
         self.options = options
@@ -71,6 +84,8 @@ class View:
         self.tier = tier
         self.deadline_s = deadline_s
         self.may_hold = may_hold
+        self.tiers: Mapping[str, Tier] = tiers or {}
+        """All tiers by name: those of the requests that run already."""
 
 
 class Choice:

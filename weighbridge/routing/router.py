@@ -114,6 +114,7 @@ class Router:
             raise ValueError(f"request id {request.id} is live already")
         tier = self.tiers.get(request.tier, self._default_tier)
         live = self._live[request.id] = Live(request, tier, self.settings.default_ttft_s)
+        self.fleet.offered.add(request.prompt_tokens, now_s)
         lengths = self._placing.lengths
         live.lengths = lengths.table(request)
         live.length_scale = lengths.draw_scale()

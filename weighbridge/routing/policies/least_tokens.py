@@ -1,4 +1,4 @@
-"""Join the shortest queue, counted in tokens still to compute."""
+"""Join the shortest queue, counted in tokens in flight."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from weighbridge.routing.policy import Choice, View, least
 
 
 class LeastTokens:
-    """Fewest outstanding prompt and expected output tokens after this request, its own uncached prompt included."""
+    """Fewest tokens of all requests in flight: prompts and what they have generated, and the uncached part of this
+    prompt. Expected output is left out: progress tells more than a prediction."""
 
     def choose(self, view: View) -> Choice:
         """Pick the option with the fewest outstanding tokens."""
-        scores = [
-            float(option.instance.prefill_tokens + option.instance.decode_tokens + option.prefill_tokens)
-            for option in view.options
-        ]
+        scores = [float(option.instance.kv_tokens + option.prefill_tokens) for option in view.options]
         return Choice(least(scores, view.rng), scores)

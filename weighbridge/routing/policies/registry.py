@@ -20,6 +20,7 @@ from typing import Any
 from weighbridge.core.errors import PolicyError
 from weighbridge.routing.policies.affinity_gate import AffinityGate
 from weighbridge.routing.policies.block_cost import BlockCost
+from weighbridge.routing.policies.calibrated import Calibrated
 from weighbridge.routing.policies.drain_time import DrainTime
 from weighbridge.routing.policies.kv_free import KvFree
 from weighbridge.routing.policies.least_requests import LeastRequests
@@ -40,6 +41,7 @@ GROUP = "weighbridge.policies"
 POLICIES: Mapping[str, Callable[..., Policy]] = {
     "affinity_gate": AffinityGate,
     "block_cost": BlockCost,
+    "calibrated": Calibrated,
     "drain_time": DrainTime,
     "kv_free": KvFree,
     "least_requests": LeastRequests,

@@ -1,0 +1,200 @@
+"""The hold queue: order, lateness, room, gate, release, rejection."""
+
+import random
+
+import pytest
+
+from weighbridge.core.actions import Dispatch, Hold, Reject
+from weighbridge.core.events import (
+    FirstToken,
+    InstanceDown,
+    InstanceUp,
+    RequestArrived,
+    RequestCancelled,
+    RequestFinished,
+    Tick,
+)
+from weighbridge.core.instance import InstanceSpec, Limits, StepTerms
+from weighbridge.core.request import Request, Tier
+from weighbridge.routing.hold import WINDOW, HoldQueue
+from weighbridge.routing.live import Live
+from weighbridge.routing.policy import Choice, View
+from weighbridge.routing.router import Router, RouterSettings
+
+STEP = StepTerms(base_s=0.01, prefill_s=1e-4)
+TIERS = (
+    Tier(name="fast", priority=0, ttft_s=0.5),
+    Tier(name="slow", priority=0, ttft_s=5.0),
+    Tier(name="firm", priority=0, ttft_s=0.5, sheddable=False),
+    Tier(name="later", priority=9),
+)
+
+
+def live(name: str, tier: Tier, arrival_s: float = 0.0, prompt_tokens: int = 100) -> Live:
+    made = Live(Request(id=name, arrival_s=arrival_s, prompt_tokens=prompt_tokens, max_tokens=10), tier, 2.0)
+    made.stage = "held"
+    return made
+
+
+def drain(queue: HoldQueue, now_s: float = 0.0, seconds_per_token: float = 0.0) -> list[str]:
+    names = []
+    while (found := queue.first(now_s, seconds_per_token, 0.0)) is not None:
+        names.append(found.request.id)
+        queue.remove(found.request.id)
+    return names
+
+
+def test_order_is_tier_then_deadline_and_hopeless_last() -> None:
+    queue = HoldQueue()
+    fast, slow, _, later = TIERS
+    for made in (
+        live("batch", later),
+        live("relaxed", slow),
+        live("urgent", fast, 0.1),
+        live("hopeless", fast, 0.0, prompt_tokens=9000),
+        live("too late", fast, -3.0),
+    ):
+        queue.push(made)
+    # 9,000 tokens need 0.9 s and its deadline is in half a second
+    assert drain(queue, 0.0, 1e-4) == ["urgent", "relaxed", "too late", "hopeless", "batch"]
+
+
+def test_sacrificed_requests_go_behind_those_that_make_it() -> None:
+    queue = HoldQueue()
+    made = [live(f"r{n}", TIERS[1], n * 0.1) for n in range(4)]
+    for each in made:
+        queue.push(each)
+    made[0].sacrificed = True
+    assert drain(queue) == ["r1", "r2", "r3", "r0"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_far_more_than_a_window_comes_out_sorted_with_some_cancelled(seed: int) -> None:
+    rng = random.Random(seed)
+    queue = HoldQueue()
+    made = [live(f"r{n}", TIERS[1], rng.random() * 100) for n in range(5 * WINDOW)]
+    gone: set[str] = set()
+    for n, each in enumerate(made):
+        queue.push(each)
+        if n % 3 == 2:
+            victim = rng.choice(made[: n + 1]).request.id
+            assert (queue.remove(victim) is None) == (victim in gone)
+            gone.add(victim)
+    left = [each for each in made if each.request.id not in gone]
+    assert len(queue) == len(left)
+    assert drain(queue) == [each.request.id for each in sorted(left, key=lambda each: each.due_s)]
+
+
+def router(count: int = 1, kv_blocks: int = 10_000, **settings: object) -> Router:
+    fields: dict[str, object] = {"policy": "least_tokens", "dispatch": "hold", "record_decisions": False, **settings}
+    made = Router(RouterSettings(tiers=TIERS, **fields))  # type: ignore[arg-type]
+    for n in range(count):
+        limits = Limits(token_budget=1000, kv_blocks=kv_blocks)
+        made.handle(InstanceUp(spec=InstanceSpec(name=f"i{n}", step=STEP, limits=limits), generation=1), 0.0)
+    return made
+
+
+def arrive(made: Router, name: str, tier: str = "slow", prompt_tokens: int = 600, now_s: float = 0.0) -> list[object]:
+    request = Request(id=name, arrival_s=now_s, prompt_tokens=prompt_tokens, max_tokens=100, tier=tier)
+    return list(made.handle(RequestArrived(request=request), now_s))
+
+
+def test_room_is_one_step_budget_of_outstanding_prompt() -> None:
+    made = router()
+    assert [type(a) for a in arrive(made, "a") + arrive(made, "b") + arrive(made, "c")] == [Dispatch, Dispatch, Hold]
+    assert made.wants_tick
+    (sent,) = made.handle(FirstToken(request_id="a"), 0.1)
+    assert sent == Dispatch(request_id="c", instance="i0")
+    assert not made.wants_tick
+
+
+def test_a_slow_instance_gets_a_shorter_queue() -> None:
+    made = router()
+    slow = InstanceSpec(
+        name="slow", step=StepTerms(base_s=0.02, prefill_s=4e-4), limits=Limits(token_budget=1000, kv_blocks=10_000)
+    )
+    made.handle(InstanceUp(spec=slow, generation=1), 0.0)
+    sent = [a for n in range(5) for a in arrive(made, f"r{n}", prompt_tokens=300)]
+    # 1,000 tokens on the fast one, 250 on the one that takes four times as long
+    assert [a.instance for a in sent if isinstance(a, Dispatch)].count("slow") == 1
+    assert sent[-1] == Dispatch(request_id="r4", instance="i0")
+
+
+def test_room_ends_at_the_kv_share_but_an_empty_instance_takes_anything() -> None:
+    made = router(kv_blocks=100)
+    assert isinstance(arrive(made, "huge", prompt_tokens=1590)[0], Dispatch)
+    made.handle(FirstToken(request_id="huge"), 0.1)
+    assert arrive(made, "small", prompt_tokens=10) == [Hold(request_id="small")]
+    (sent,) = made.handle(RequestFinished(request_id="huge", output_tokens=1), 0.2)
+    assert isinstance(sent, Dispatch)
+
+
+def test_the_hopeless_are_rejected_from_the_queue_where_their_tier_allows() -> None:
+    made = router()
+    arrive(made, "a", prompt_tokens=1000)
+    assert arrive(made, "b", "fast", 100) == [Hold(request_id="b")]
+    assert arrive(made, "c", "firm", 100) == [Hold(request_id="c")]
+    assert made.handle(Tick(), 0.3) == []
+    actions = made.handle(FirstToken(request_id="a"), 0.6)
+    rejected = [a for a in actions if isinstance(a, Reject)]
+    assert [(a.request_id, a.status, a.reason) for a in rejected] == [("b", 429, "cannot_meet_slo")]
+    assert rejected[0].retry_after_s is not None
+    assert [a.request_id for a in actions if isinstance(a, Dispatch)] == ["c"]
+    patient = router(reject_hopeless=False)
+    arrive(patient, "a", prompt_tokens=1000)
+    arrive(patient, "b", "fast", 100)
+    assert [type(a) for a in patient.handle(FirstToken(request_id="a"), 0.6)] == [Dispatch]
+
+
+def test_a_held_request_can_be_cancelled_and_leaves_nothing() -> None:
+    made = router()
+    arrive(made, "a", prompt_tokens=1000)
+    arrive(made, "b")
+    assert made.handle(RequestCancelled(request_id="b"), 0.1) == []
+    assert made.held_requests == 0
+    assert not made.wants_tick
+
+
+def test_when_the_last_instance_goes_the_held_are_refused() -> None:
+    made = router()
+    arrive(made, "a", prompt_tokens=1000)
+    arrive(made, "b")
+    actions = made.handle(InstanceDown(instance="i0", reason="x", drain=True), 0.1)
+    assert [(a.request_id, a.status) for a in actions if isinstance(a, Reject)] == [("b", 503)]
+
+
+class Never:
+    """A policy that would rather wait, always."""
+
+    def choose(self, view: View) -> Choice:
+        return Choice(None) if view.may_hold else Choice(0)
+
+
+def test_the_release_bound_ends_every_wait() -> None:
+    made = router(policy="tests.unit.test_routing_hold:Never", release_after=3.0)
+    assert arrive(made, "a") == [Hold(request_id="a")]
+    assert made.handle(Tick(), 14.9) == []
+    assert made.handle(Tick(), 15.1) == [Dispatch(request_id="a", instance="i0")]
+
+
+def test_the_gate_waits_for_better() -> None:
+    """An instance whose decoders are near their bound takes no more until some have ended."""
+    tier = Tier(name="fast", priority=0, ttft_s=0.5, tpot_s=0.0125, sheddable=False)
+    made = Router(RouterSettings(policy="calibrated", tiers=(tier,), record_decisions=False))
+    step = StepTerms(base_s=0.01, prefill_s=1e-6, sequence_s=1e-4)
+    limits = Limits(token_budget=2048, kv_blocks=100_000)
+    made.handle(InstanceUp(spec=InstanceSpec(name="i", step=step, limits=limits), generation=1), 0.0)
+    sent, held = 0, None
+    for n in range(200):
+        now = n * 0.001
+        actions = arrive(made, f"r{n}", "fast", 20, now)
+        if any(isinstance(a, Hold) for a in actions):
+            held = f"r{n}"
+            break
+        sent += 1
+        made.handle(FirstToken(request_id=f"r{n}"), now + 0.0005)
+    assert held is not None
+    assert 5 < sent < 100
+    assert made.handle(Tick(), 0.1) == []
+    actions = [made.handle(RequestFinished(request_id=f"r{n}", output_tokens=3), 0.1) for n in range(5)]
+    assert [a.request_id for done in actions for a in done if isinstance(a, Dispatch)] == [held]

@@ -1,0 +1,89 @@
+"""Hold, order, gate, place by forecast: the policy this router is made for.
+
+Among instances with room it takes the one with the best expected hits: the chance that the request meets its bounds
+there, less the hits it takes from those running. Seconds (its own and those it costs others) only break near-ties. It
+lets a request wait while its best net hits are below `gate` of what an idle instance would give it, and late requests
+go only where they cost others nearly nothing.
+"""
+
+from __future__ import annotations
+
+from weighbridge.core.instance import StepTerms
+from weighbridge.routing.fleet import Instance
+from weighbridge.routing.forecast import Forecast, forecast
+from weighbridge.routing.policy import Choice, Option, View, least
+
+LATE_LOSS = 0.1
+SLACK_S = 0.1
+MOST_INTERFERENCE = 0.7
+
+
+class Calibrated:
+    """Best expected hits by forecast, with a gate."""
+
+    holds = True
+
+    def __init__(self, gate: float = 0.6, error: float = 0.2, seconds: float = 0.02) -> None:
+        if not 0.0 <= gate < 1.0 or error <= 0.0:
+            raise ValueError("gate must be in [0, 1) and error above 0")
+        self.gate = gate
+        self.error = error
+        self.seconds = seconds
+
+    def choose(self, view: View) -> Choice:
+        """Pick the option with the best net hits, or wait."""
+        options = view.options
+        steps = [step_of(option.instance) for option in options]
+        if any(step is None for step in steps):
+            return self._by_tokens(view)
+        interference = min(view.fleet.offered.share(view.now_s), MOST_INTERFERENCE)
+        made = [
+            forecast(option, view, step, view.tiers, self.error, interference)
+            for option, step in zip(options, steps, strict=True)
+            if step is not None
+        ]
+        scores = [self._score(each, option, step) for each, option, step in zip(made, options, steps, strict=True)]
+        best = least(scores, view.rng)
+        if view.may_hold and options[best].instance.charges and self._waits(view, made[best]):
+            return Choice(None)
+        return Choice(best, scores, [_terms(each) for each in made] if view.explain else [])
+
+    def _score(self, made: Forecast, option: Option, step: StepTerms | None) -> float:
+        assert step is not None
+        own = made.wait_s + made.prefill_s + option.decode_tokens * made.tpot_s
+        over = max(made.kv_over_tokens, 0.0) * step.prefill_s * (option.instance.decoding + 1)
+        return self.seconds * (own + made.delay_s + over) - made.hit + made.loss
+
+    def _waits(self, view: View, made: Forecast) -> bool:
+        slack = view.deadline_s - view.now_s
+        if made.kv_over_tokens > 0:
+            return True
+        if slack < made.wait_s + made.prefill_s:
+            return made.loss > LATE_LOSS
+        if slack > made.wait_s + made.prefill_s + SLACK_S:
+            return made.hit - made.loss < self.gate
+        return False
+
+    def _by_tokens(self, view: View) -> Choice:
+        scores = [
+            float(option.instance.kv_tokens + option.instance.prefill_tokens + option.prefill_tokens)
+            for option in view.options
+        ]
+        return Choice(least(scores, view.rng), scores, note="an instance has no profile: compared by tokens")
+
+
+def step_of(instance: Instance) -> StepTerms | None:
+    """Step terms of an instance; made from its two rates where only those are known."""
+    spec = instance.spec
+    if spec.step is not None or spec.rates is None:
+        return spec.step
+    return StepTerms(base_s=1.0 / spec.rates.decode_tokens_per_s, prefill_s=1.0 / spec.rates.prefill_tokens_per_s)
+
+
+def _terms(made: Forecast) -> dict[str, float]:
+    return {
+        "wait_s": made.wait_s,
+        "prefill_s": made.prefill_s,
+        "tpot_s": made.tpot_s,
+        "delay_to_others_s": made.delay_s,
+    }
