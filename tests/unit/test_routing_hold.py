@@ -171,7 +171,7 @@ class Never:
 
 
 def test_the_release_bound_ends_every_wait() -> None:
-    made = router(policy="tests.unit.test_routing_hold:Never", release_after=3.0)
+    made = router(policy="tests.unit.test_routing_hold:Never", release_after=3.0, reject_hopeless=False)
     assert arrive(made, "a") == [Hold(request_id="a")]
     assert made.handle(Tick(), 14.9) == []
     assert made.handle(Tick(), 15.1) == [Dispatch(request_id="a", instance="i0")]
