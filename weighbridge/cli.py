@@ -43,6 +43,8 @@ def _root(
 
 
 for _module in sorted(pkgutil.iter_modules(commands.__path__), key=lambda m: m.name):
+    if _module.name.startswith("_"):
+        continue
     importlib.import_module(f"weighbridge.commands.{_module.name}").register(app)
 
 

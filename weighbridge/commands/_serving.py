@@ -1,0 +1,143 @@
+"""The parts of a running `serve`, wired together: supervised engines, the gateway, their ends in the right order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from weighbridge.config.settings import Settings
+from weighbridge.core.errors import ServiceError
+from weighbridge.engine.instance import InstanceOptions, ReadyInfo
+from weighbridge.engine.model_store import CatalogueEntry, find_entry, is_cached
+from weighbridge.engine.supervisor import Supervisor
+from weighbridge.gateway.gateway import Gateway
+from weighbridge.gateway.settings import GatewaySettings, InstanceSettings
+
+READY_TIMEOUT_S = 10.0
+ENGINE_DRAIN_S = 5.0
+
+
+def missing_models(engines: Iterable[Any]) -> list[CatalogueEntry]:
+    """Catalogue models that these engines name and that are not in the cache."""
+    entries = {e.model: find_entry(e.model) for e in engines}
+    return [entry for entry in entries.values() if entry is not None and not is_cached(entry)]
+
+
+class Serving:
+    """`start`, then `drain` and `stop`. Engines start before the gateway and end after it."""
+
+    def __init__(self, settings: Settings, data_dir: Path) -> None:
+        self.settings = settings
+        self._data_dir = data_dir
+        self._supervisor: Supervisor | None = None
+        self._gateway: Gateway | None = None
+        self._engines: list[ReadyInfo] = []
+        self._start_s = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are running."""
+        return self._gateway is not None and self._gateway.driver.router.live_requests > 0
+
+    async def start(self, progress: Callable[[str, float], None]) -> None:
+        """Start everything and wait until an instance can answer.
+
+        Raises:
+            ModelError, ServiceError, ConfigError: one clear line; nothing is left running after `stop`.
+        """
+        begun = time.monotonic()
+        # both listeners are checked before a model is loaded: a taken port should not cost a load
+        await _check_free(self.settings.host, self.settings.port, "--port")
+        await _check_free(self.settings.admin_host, self.settings.admin_port, "--admin-port")
+        instances = list(self.settings.instances)
+        if self.settings.engines:
+            options = [self._with_profile(engine) for engine in self.settings.engines]
+            self._supervisor = Supervisor(options, on_progress=progress)
+            self._engines = await self._supervisor.start()
+            instances += [_instance(info, option) for info, option in zip(self._engines, options, strict=True)]
+        fields = {name: getattr(self.settings, name) for name in GatewaySettings.__struct_fields__}
+        fields |= {"instances": tuple(instances), "data_dir": str(self._data_dir / "events")}
+        self._gateway = Gateway(GatewaySettings(**fields))
+        await self._gateway.start()
+        await self._gateway.wait_ready(READY_TIMEOUT_S)
+        self._start_s = time.monotonic() - begun
+
+    async def drain(self) -> None:
+        """Take nothing new and let what runs end, within the configured bound."""
+        if self._gateway is not None:
+            await self._gateway.drain()
+
+    async def stop(self) -> None:
+        """End everything that was started."""
+        if self._gateway is not None:
+            await self._gateway.stop()
+        if self._supervisor is not None:
+            await self._supervisor.stop(ENGINE_DRAIN_S)
+
+    def ready(self) -> dict[str, Any]:
+        """What a caller needs to use it: addresses, instances with process ids, policy."""
+        gateway = self._gateway
+        if gateway is None:
+            raise ServiceError("not started")
+        pids = self._supervisor.pids() if self._supervisor else {}
+        rows = []
+        for endpoint in gateway.driver.endpoints.values():
+            rates = endpoint.spec.rates
+            rows.append(
+                {
+                    "name": endpoint.name,
+                    "kind": endpoint.settings.kind,
+                    "url": endpoint.settings.url,
+                    "pid": pids.get(endpoint.name),
+                    "model": ", ".join(endpoint.models),
+                    "up": endpoint.up,
+                    "prefill_tokens_per_s": rates.prefill_tokens_per_s if rates else None,
+                    "decode_tokens_per_s": rates.decode_tokens_per_s if rates else None,
+                }
+            )
+        return {
+            "url": _address(self.settings.host, gateway.port),
+            "admin": _address(self.settings.admin_host, gateway.admin_port),
+            "policy": self.settings.router.policy,
+            "data_dir": str(self._data_dir),
+            "start_s": self._start_s,
+            "instances": rows,
+        }
+
+    def _with_profile(self, engine: InstanceOptions) -> InstanceOptions:
+        if engine.profile is not None:
+            return engine
+        return msgspec.structs.replace(engine, profile=str(self._data_dir / "profiles" / f"{engine.name}.json"))
+
+
+def _instance(info: ReadyInfo, options: InstanceOptions) -> InstanceSettings:
+    return InstanceSettings(
+        name=info.name,
+        kind="embedded",
+        url=_address(info.host, info.port),
+        role=options.role,
+        profile=options.profile,
+    )
+
+
+def _address(host: str, port: int) -> str:
+    name = f"[{host}]" if ":" in host else host
+    return f"http://{name}:{port}"
+
+
+async def _check_free(host: str, port: int, flag: str) -> None:
+    if port == 0:
+        return
+    try:
+        server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port)
+    except OSError as error:
+        raise ServiceError(
+            f"{host}:{port} cannot be listened on ({error.strerror}); choose another with {flag}"
+        ) from None
+    server.close()
+    await server.wait_closed()

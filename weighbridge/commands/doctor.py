@@ -1,0 +1,187 @@
+"""`weighbridge doctor`: what is risky, missing or uncalibrated, each with the command or setting that mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+import typer
+
+if TYPE_CHECKING:
+    from weighbridge.config.settings import Settings
+
+Level = Literal["ok", "warn", "fail"]
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line of the report. `remedy` is empty where nothing need be done."""
+
+    level: Level
+    subject: str
+    message: str
+    remedy: str = ""
+
+
+def register(app: typer.Typer) -> None:
+    """Add `doctor`."""
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="YAML file; without one, the default fleet.")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where event logs and profiles are kept.")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Do not contact the configured engines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check settings, engines, models and profiles. Exit status 1 if something fails, 0 with warnings at most."""
+    import os
+
+    from weighbridge.config.settings import data_directory, load_settings
+
+    settings = load_settings(config, os.environ)
+    directory = data_directory(settings, data_dir, os.environ)
+    findings = [
+        *_security(settings, os.environ.get),
+        *_storage(directory),
+        *_embedded(settings),
+        *_profiles(settings, directory),
+        *([] if offline else _reach(settings)),
+    ]
+    if as_json:
+        typer.echo(msgspec.json.encode({"findings": findings}).decode())
+    else:
+        _print(findings)
+    if any(f.level == "fail" for f in findings):
+        raise typer.Exit(1)
+
+
+def _security(settings: Settings, environment: Callable[[str], str | None]) -> Iterator[Finding]:
+    if settings.host not in LOOPBACK and not settings.keys:
+        yield Finding("warn", "listener", f"anyone who reaches {settings.host} may send requests", "add `keys`")
+    if settings.host not in LOOPBACK and settings.tls_cert is None:
+        yield Finding("warn", "listener", "requests and keys travel unencrypted", "set `tls_cert` and `tls_key`")
+    if settings.admin_host not in LOOPBACK and settings.admin_token_env is None:
+        yield Finding("fail", "admin listener", "not on loopback and without a token", "set `admin_token_env`")
+    for instance in settings.instances:
+        if instance.api_key_env and not environment(instance.api_key_env):
+            yield Finding("fail", instance.name, f"environment variable {instance.api_key_env} is not set", "set it")
+        host = instance.url.partition("://")[2].partition("/")[0].rpartition(":")[0]
+        if instance.api_key_env and instance.url.startswith("http://") and host not in LOOPBACK:
+            yield Finding("warn", instance.name, "its key travels unencrypted", "use https://")
+    yield Finding("ok", "configuration", f"policy {settings.router.policy}, tiers and limits are valid")
+
+
+def _storage(directory: Path) -> Iterator[Finding]:
+    import shutil
+    import tempfile
+
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        yield Finding("fail", "data directory", f"{directory}: {error.strerror}", "choose another with --data-dir")
+        return
+    free = shutil.disk_usage(directory).free
+    if free < 4 << 30:
+        message = f"{directory}: {free / (1 << 30):.1f} GiB free; event logs take up to 2 GiB"
+        yield Finding("warn", "data directory", message, "free some, or lower `log_bytes` or `log_files`")
+    else:
+        yield Finding("ok", "data directory", f"{directory} is writable")
+
+
+def _embedded(settings: Settings) -> Iterator[Finding]:
+    if not settings.engines:
+        return
+    from weighbridge.commands._serving import missing_models
+    from weighbridge.core.errors import WeighbridgeError
+    from weighbridge.engine.instance import available_cores
+
+    try:
+        from weighbridge.engine.libllama import Library
+
+        library = Library()
+        yield Finding("ok", "libllama", f"{library.path.name} loads; devices: {_devices(library.devices())}")
+    except (WeighbridgeError, ImportError) as error:
+        yield Finding("fail", "libllama", str(error), "pip install 'weighbridge[engine]'")
+    for entry in missing_models(settings.engines):
+        message = f"{entry.name} is not fetched"
+        yield Finding("fail", "model", message, f"weighbridge model fetch {entry.name}")
+    threads = sum(e.threads or len(e.cores) or available_cores() for e in settings.engines)
+    if threads > available_cores():
+        message = f"the engines use {threads} threads on {available_cores()} cores and will slow each other"
+        yield Finding("warn", "engines", message, "lower `threads`")
+
+
+def _devices(devices: list[tuple[str, str, str]]) -> str:
+    return ", ".join(name for name, _, _ in devices) or "none"
+
+
+def _profiles(settings: Settings, directory: Path) -> Iterator[Finding]:
+    from weighbridge.core.errors import ProfileError
+    from weighbridge.cost.profile import decode_profile
+
+    rows = [(i.name, i.profile) for i in settings.instances]
+    rows += [(e.name, e.profile or str(directory / "profiles" / f"{e.name}.json")) for e in settings.engines]
+    for name, file in rows:
+        if file is None or not Path(file).exists():
+            level: Level = "ok" if any(e.name == name for e in settings.engines) else "warn"
+            remedy = "" if level == "ok" else f"weighbridge calibrate {name}"
+            tail = "; it is measured at the first start" if level == "ok" else "; routed by token counts"
+            yield Finding(level, name, f"not calibrated{tail}", remedy)
+            continue
+        try:
+            profile = decode_profile(Path(file).read_bytes(), file)
+        except (OSError, ProfileError) as error:
+            yield Finding("fail", name, str(error), f"weighbridge calibrate {name}")
+            continue
+        rates = profile.rates
+        message = f"prefill {rates.prefill_tokens_per_s:,.0f} and decode {rates.decode_tokens_per_s:,.0f} tokens/s"
+        yield Finding("ok", name, f"calibrated ({profile.source}): {message}")
+
+
+def _reach(settings: Settings) -> Iterator[Finding]:
+    import asyncio
+
+    from weighbridge.http import ClientLimits, ExchangeFailed, HttpClient
+
+    async def probe() -> list[Finding]:
+        client = HttpClient(ClientLimits())
+        findings = []
+        for instance in settings.instances:
+            try:
+                reply = await client.request("GET", f"{instance.url.rstrip('/')}/v1/models", timeout_s=3.0)
+            except (ExchangeFailed, OSError) as error:
+                findings.append(Finding("fail", instance.name, f"{instance.url}: {error}", "start it, or mend `url`"))
+                continue
+            if reply.status == 401 and instance.api_key_env is None:
+                findings.append(Finding("fail", instance.name, "wants an API key", "set `api_key_env`"))
+            elif reply.status >= 500:
+                findings.append(Finding("fail", instance.name, f"answers {reply.status} to /v1/models", "see its log"))
+            else:
+                findings.append(Finding("ok", instance.name, f"{instance.url} answers"))
+        await client.close()
+        return findings
+
+    yield from asyncio.run(probe())
+
+
+def _print(findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    marks = {"ok": "ok", "warn": "[yellow]WARN[/yellow]", "fail": "[red]FAIL[/red]"}
+    order: dict[Level, int] = {"fail": 0, "warn": 1, "ok": 2}
+    for finding in sorted(findings, key=lambda f: order[f.level]):
+        remedy = f"\n-> {finding.remedy}" if finding.remedy else ""
+        table.add_row(marks[finding.level], finding.subject, f"{finding.message}{remedy}")
+    console = Console(highlight=False)
+    console.print(table)
+    fails, warns = (sum(f.level == level for f in findings) for level in ("fail", "warn"))
+    console.print(f"\n{fails} failing, {warns} to look at, {len(findings) - fails - warns} fine")

@@ -1,0 +1,99 @@
+"""Everything the configuration file may say, and the fleet that runs without one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from weighbridge.config.document import Document
+from weighbridge.core.errors import ConfigError, PolicyError
+from weighbridge.engine.instance import InstanceOptions, available_cores
+from weighbridge.gateway.settings import GatewaySettings
+from weighbridge.routing.policies.registry import make_policy
+from weighbridge.routing.settings import RouterSettings
+
+
+class Settings(GatewaySettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The gateway's own settings, and `engines`: embedded instances that `serve` starts and supervises itself."""
+
+    engines: tuple[InstanceOptions, ...] = ()
+
+
+def default_settings() -> Settings:
+    """Two embedded instances of the default model that share this machine's cores, routed by measured work."""
+    threads = max(1, available_cores() // 2)
+    engines = tuple(InstanceOptions(name=f"cpu-{n}", threads=threads) for n in range(2))
+    return Settings(engines=engines, router=RouterSettings(policy="work"))
+
+
+def load_settings(path: Path | None, environment: Mapping[str, str]) -> Settings:
+    """Read and check the configuration file; without one, the default fleet.
+
+    Raises:
+        ConfigError: with file, line and path of the first thing that is wrong.
+    """
+    if path is None:
+        return default_settings()
+    document = Document.read(path, environment)
+    settings = document.to(Settings)
+    _check(settings, document)
+    return settings
+
+
+def data_directory(settings: Settings, override: Path | None, environment: Mapping[str, str]) -> Path:
+    """Where event logs and profiles are kept: flag, then file, then `$XDG_DATA_HOME/weighbridge`."""
+    if override is not None:
+        return override
+    if settings.data_dir is not None:
+        return Path(settings.data_dir).expanduser()
+    base = environment.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(base) / "weighbridge"
+
+
+def schema() -> dict[str, object]:
+    """JSON Schema of the configuration file."""
+    return msgspec.json.schema(Settings)
+
+
+def _check(settings: Settings, document: Document) -> None:
+    if not settings.instances and not settings.engines:
+        raise document.error("no instance: name at least one under `instances` or `engines`", "$")
+    names: set[str] = set()
+    for section, rows in (("instances", settings.instances), ("engines", settings.engines)):
+        for index, row in enumerate(rows):
+            if row.name in names:
+                raise document.error(f"the name {row.name!r} is taken already", f"$.{section}[{index}].name")
+            names.add(row.name)
+    for index, instance in enumerate(settings.instances):
+        problem = _url_problem(instance.url)
+        if problem:
+            raise document.error(problem, f"$.instances[{index}].url")
+    tiers = {tier.name for tier in settings.router.tiers}
+    if settings.default_tier not in tiers:
+        raise document.error(
+            f"tier {settings.default_tier!r} is not defined; defined: {', '.join(sorted(tiers))}", "$.default_tier"
+        )
+    try:
+        make_policy(settings.router.policy, settings.router.policy_options)
+    except PolicyError as error:
+        raise document.error(str(error), "$.router.policy") from None
+
+
+def _url_problem(url: str) -> str | None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return f"not a URL ({error}); expected http://HOST:PORT or https://HOST"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return f"{url!r} is not a URL of an engine; expected http://HOST:PORT or https://HOST"
+    if port == 0:
+        return "port 0 is no address to send to"
+    if parts.username or parts.password:
+        return "a key never stands in a URL; use `api_key_env`"
+    if parts.query or parts.fragment:
+        return "a base URL has no query or fragment"
+    return None
