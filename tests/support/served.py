@@ -47,7 +47,7 @@ class Served:
         deadline = time.monotonic() + timeout_s
         while True:
             fleet = self.fleet()
-            if all(i["in_flight"] == 0 for i in fleet.values()):
+            if all(i["ledger"]["in_flight"] == 0 for i in fleet.values()):
                 return fleet
             if time.monotonic() > deadline:
                 raise AssertionError(f"not idle after {timeout_s} s: {fleet}")
@@ -55,7 +55,7 @@ class Served:
 
     def logs(self) -> list[Path]:
         """Event log files, oldest first."""
-        return sorted(self.data_dir.glob("events/*.jsonl"))
+        return sorted(self.data_dir.glob("events/events-*.jsonl"))
 
     def stop(self) -> int:
         """Ctrl-C; returns the exit status."""
