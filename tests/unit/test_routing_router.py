@@ -145,3 +145,13 @@ def test_policy_errors_name_the_remedy() -> None:
         make_policy("nope")
     with pytest.raises(PolicyError, match="its options are: none"):
         make_policy("round_robin", {"weight": 1})
+
+
+def test_a_prompt_that_seems_too_long_for_all_goes_to_the_largest_context() -> None:
+    """The size may be an estimate; the engine refuses with the exact numbers, not the router with a 503."""
+    made = Router(RouterSettings(policy="round_robin"))
+    for name, context in (("small", 64), ("large", 128)):
+        spec = InstanceSpec(name=name, limits=Limits(max_context=context))
+        made.handle(InstanceUp(spec=spec, generation=1), 0.0)
+    assert [chosen(made, f"r{n}", prompt_tokens=500) for n in range(3)] == ["large"] * 3
+    assert chosen(made, "s", prompt_tokens=100) == "large"

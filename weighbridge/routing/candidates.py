@@ -63,12 +63,17 @@ class Candidates:
     def usable(
         self, request: Request, pool: Pool, instances: list[Instance], failed_on: frozenset[str]
     ) -> list[Instance]:
-        """Those of `instances` whose context holds the prompt and on which it has not failed before."""
+        """Those of `instances` whose context holds the prompt and on which it has not failed before.
+
+        Where no context holds it, those with the largest: the prompt's size may be an estimate, and only the engine
+        can refuse it with the exact numbers.
+        """
         if failed_on:
             # when every other instance is out as well, a second try on one that failed beats none
             instances = [i for i in instances if i.name not in failed_on] or instances
         if pool.max_context is not None and request.prompt_tokens > pool.max_context:
-            return [i for i in instances if not _too_long(request, i)]
+            fitting = [i for i in instances if not _too_long(request, i)]
+            return fitting or _largest_context(instances)
         return instances
 
     def options(self, request: Request, instances: Sequence[Instance], leg: Leg, decode_tokens: int) -> list[Option]:
@@ -131,6 +136,11 @@ def decision(
 
 def _serves(instance: Instance, model: str) -> bool:
     return not model or not instance.spec.models or model in instance.spec.models
+
+
+def _largest_context(instances: list[Instance]) -> list[Instance]:
+    largest = max((i.spec.limits.max_context or 0 for i in instances), default=0)
+    return [i for i in instances if (i.spec.limits.max_context or 0) == largest]
 
 
 def _too_long(request: Request, instance: Instance) -> bool:
