@@ -64,17 +64,8 @@ class Serving:
         fields |= {"instances": tuple(instances), "data_dir": str(self._data_dir / "events")}
         self._gateway = Gateway(GatewaySettings(**fields))
         await self._gateway.start()
-        await self._gateway.wait_ready(READY_TIMEOUT_S)
-        await self._wait_engines()
+        await self._gateway.wait_ready(READY_TIMEOUT_S, [info.name for info in self._engines])
         self._start_s = time.monotonic() - begun
-
-    async def _wait_engines(self) -> None:
-        """Our own engines are serving already; wait until the gateway has seen each of them, too."""
-        assert self._gateway is not None
-        endpoints = [self._gateway.driver.endpoints[info.name] for info in self._engines]
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while not all(e.up for e in endpoints) and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
 
     async def drain(self) -> None:
         """Take nothing new and let what runs end, within the configured bound."""

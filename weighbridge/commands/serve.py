@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from weighbridge.commands._serving import Serving
 
 
@@ -54,8 +56,9 @@ def serve(
 
 
 def _offer_models(engines: tuple[object, ...], as_json: bool) -> None:
-    """Fetch catalogue models that are missing, if a person at a terminal agrees; elsewhere starting tells what to run."""
+    """Fetch missing catalogue models if a person at a terminal agrees; elsewhere starting tells what to run."""
     import sys
+    from functools import partial
 
     from weighbridge.commands._serving import missing_models
     from weighbridge.engine.model_store import fetch_model
@@ -70,7 +73,11 @@ def _offer_models(engines: tuple[object, ...], as_json: bool) -> None:
         if typer.confirm(f"Model {entry.name} is not here yet. Fetch it ({size} MB, {entry.licence})?", default=True):
             with Progress() as progress:
                 task = progress.add_task(f"fetching {entry.name}", total=1.0)
-                fetch_model(entry, lambda fraction, task=task: progress.update(task, completed=fraction))
+                fetch_model(entry, partial(_advance, progress, task))
+
+
+def _advance(progress: Progress, task: TaskID, fraction: float) -> None:
+    progress.update(task, completed=fraction)
 
 
 async def _run(serving: Serving, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from weighbridge.config.document import Document
-from weighbridge.core.errors import ConfigError, PolicyError
+from weighbridge.core.errors import PolicyError
 from weighbridge.engine.instance import InstanceOptions, available_cores
 from weighbridge.gateway.settings import GatewaySettings
 from weighbridge.routing.policies.registry import make_policy
@@ -62,11 +62,12 @@ def _check(settings: Settings, document: Document) -> None:
     if not settings.instances and not settings.engines:
         raise document.error("no instance: name at least one under `instances` or `engines`", "$")
     names: set[str] = set()
-    for section, rows in (("instances", settings.instances), ("engines", settings.engines)):
-        for index, row in enumerate(rows):
-            if row.name in names:
-                raise document.error(f"the name {row.name!r} is taken already", f"$.{section}[{index}].name")
-            names.add(row.name)
+    rows = [(f"$.instances[{n}].name", i.name) for n, i in enumerate(settings.instances)]
+    rows += [(f"$.engines[{n}].name", e.name) for n, e in enumerate(settings.engines)]
+    for place, name in rows:
+        if name in names:
+            raise document.error(f"the name {name!r} is taken already", place)
+        names.add(name)
     for index, instance in enumerate(settings.instances):
         problem = _url_problem(instance.url)
         if problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -78,9 +78,9 @@ class Gateway:
         self.health.start()
         self._flush()
 
-    async def wait_ready(self, timeout_s: float) -> bool:
-        """True as soon as an instance is up, False after `timeout_s`."""
-        return await self.health.wait_ready(timeout_s)
+    async def wait_ready(self, timeout_s: float, names: Collection[str] = ()) -> bool:
+        """True as soon as an instance (or every one of `names`) is up, False after `timeout_s`."""
+        return await self.health.wait_ready(timeout_s, names)
 
     async def add_instance(self, settings: InstanceSettings) -> Endpoint:
         """Adds an engine to the running fleet. Raises ConfigError."""

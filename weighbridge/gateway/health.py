@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 
 from weighbridge.core.events import InstanceDown, InstanceReported, InstanceUp
 from weighbridge.gateway.adapters import Report
@@ -78,11 +79,12 @@ class Health:
         for name in list(self._states):
             await self.remove(self._driver.endpoints[name])
 
-    async def wait_ready(self, timeout_s: float) -> bool:
-        """True as soon as one engine is up."""
+    async def wait_ready(self, timeout_s: float, names: Collection[str] = ()) -> bool:
+        """True as soon as one engine is up, or all of `names` where some are given; False after `timeout_s`."""
+        endpoints = self._driver.endpoints
         try:
             async with asyncio.timeout(timeout_s):
-                while not any(e.up for e in self._driver.endpoints.values()):
+                while not (all(endpoints[n].up for n in names) if names else any(e.up for e in endpoints.values())):
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
