@@ -12,9 +12,11 @@ from weighbridge.calibrate.fitting import compare, fit_requests
 from weighbridge.calibrate.replay import RecordedRequest, replay
 from weighbridge.core.instance import StepTerms
 from weighbridge.cost.fit import Design
+from weighbridge.scheduling.mixing import Mixing
 from weighbridge.scheduling.scheduler import SchedulerConfig
 
 TRUE = StepTerms(base_s=0.012, prefill_s=5e-5, attend_s=4e-9, sequence_s=4e-5, kv_s=6e-8)
+FIRST_80 = [index < 80 for index in range(240)]
 CONFIG = SchedulerConfig(token_budget=1024, max_sequences=64, blocks=4000)
 
 
@@ -30,11 +32,12 @@ def recorded(count: int, rate: float, seed: int, config: SchedulerConfig = CONFI
     return [dataclasses.replace(r.request, first_token_s=r.first_token_s, last_token_s=r.last_token_s) for r in done]
 
 
+@pytest.mark.parametrize("mixing", ["mixed", "split", "prefill_first"])
 @pytest.mark.parametrize("blocks", [4000, 400])
-def test_replayed_work_times_coefficients_is_the_replayed_time(blocks: int) -> None:
-    config = dataclasses.replace(CONFIG, blocks=blocks)
+def test_replayed_work_times_coefficients_is_the_replayed_time(blocks: int, mixing: Mixing) -> None:
+    config = dataclasses.replace(CONFIG, blocks=blocks, mixing=mixing)
     done = replay(recorded(120, 12.0, 3, config), TRUE, config)
-    if blocks == 400:
+    if blocks == 400 and mixing != "prefill_first":
         assert any(r.preemptions for r in done), "the small cache should preempt"
     design = Design(("base_s", "prefill_s", "attend_s", "sequence_s", "kv_s"))
     coefficients = np.array([getattr(TRUE, term) for term in design.terms])
@@ -52,7 +55,7 @@ def test_overhead_delays_arrival_at_the_scheduler_only() -> None:
 
 def test_fit_on_the_first_requests_forecasts_the_rest() -> None:
     requests = recorded(240, 14.0, 5)
-    result = fit_requests(requests, CONFIG, fit_first=80, rng=np.random.default_rng(0))
+    result = fit_requests(requests, CONFIG, fitted=FIRST_80, rng=np.random.default_rng(0))
     errors = compare(result.replayed[80:])
     assert errors["e2e_s"].mape < 0.03
     assert errors["tpot_s"].mape < 0.03
@@ -64,7 +67,7 @@ def test_fit_on_the_first_requests_forecasts_the_rest() -> None:
 def test_a_wrong_kv_capacity_spoils_the_forecast() -> None:
     config = dataclasses.replace(CONFIG, blocks=400)
     requests = recorded(240, 14.0, 6, config)
-    right = fit_requests(requests, config, fit_first=80, rng=np.random.default_rng(0))
-    wrong = fit_requests(requests, CONFIG, fit_first=80, rng=np.random.default_rng(0))
+    right = fit_requests(requests, config, fitted=FIRST_80, rng=np.random.default_rng(0))
+    wrong = fit_requests(requests, CONFIG, fitted=FIRST_80, rng=np.random.default_rng(0))
     assert compare(right.replayed[80:])["e2e_s"].mape < 0.05
     assert compare(wrong.replayed[80:])["e2e_s"].mape > 0.1

@@ -53,16 +53,16 @@ def fit_requests(
     requests: Sequence[RecordedRequest],
     config: SchedulerConfig,
     *,
-    fit_first: int,
+    fitted: Sequence[bool],
     rng: np.random.Generator,
     start: StepTerms = START,
     terms: Sequence[str] = TERMS,
     extra: Sequence[Observation] = (),
     rounds: int = 12,
     piecewise: bool | None = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[float, float], None] = lambda done, total: None,
 ) -> RequestFit:
-    """Fit on the first `fit_first` requests by arrival; all of them are replayed, since they share the engine.
+    """Fit on the requests for which `fitted` is true; all of them are replayed, since they share the engine.
 
     With `overhead_s` among the terms a fixed time per request outside any step is fitted too. `extra` are direct
     observations of steps that join every fit.
@@ -73,28 +73,28 @@ def fit_requests(
     overhead = "overhead_s" in terms
     model, overhead_s = start, 0.0
     best: tuple[float, StepFit] | None = None
-    fitted: StepFit | None = None
+    latest: StepFit | None = None
     for done in range(rounds):
         progress(done, rounds)
         replayed = replay(requests, model, config, overhead_s=overhead_s)
-        score = _score(replayed[:fit_first])
-        if fitted is not None and (best is None or score < best[0]):
-            best = (score, _with_model(fitted, model, overhead_s))
-        observations = [*extra, *_clean(replayed[:fit_first], overhead)]
-        fitted = fit_steps(observations, terms=terms, rng=rng, hold_out=0.0, piecewise=piecewise)
-        moved = _halfway(model, fitted.terms)
+        score = _score(_picked(replayed, fitted))
+        if latest is not None and (best is None or score < best[0]):
+            best = (score, _with_model(latest, model, overhead_s))
+        observations = [*extra, *_clean(_picked(replayed, fitted), overhead)]
+        latest = fit_steps(observations, terms=terms, rng=rng, hold_out=0.0, piecewise=piecewise)
+        moved = _halfway(model, latest.terms)
         change = _change(model, moved)
-        model, overhead_s = moved, 0.5 * (overhead_s + fitted.overhead_s)
+        model, overhead_s = moved, 0.5 * (overhead_s + latest.overhead_s)
         if change < _SETTLED:
             break
-    assert fitted is not None
+    assert latest is not None
     replayed = replay(requests, model, config, overhead_s=overhead_s)
-    last = _score(replayed[:fit_first])
+    last = _score(_picked(replayed, fitted))
     if best is not None and best[0] < last:
         chosen = best[1]
         replayed = replay(requests, chosen.terms, config, overhead_s=chosen.overhead_s)
     else:
-        chosen = _with_model(fitted, model, overhead_s)
+        chosen = _with_model(latest, model, overhead_s)
     progress(rounds, rounds)
     return RequestFit(fit=chosen, replayed=replayed, rounds=done + 1)
 
@@ -152,6 +152,10 @@ def _score(replayed: Sequence[Replayed]) -> float:
     """Mean error over the metrics; the median for TTFT, where the phase of a step on arrival is chance."""
     errors = compare(replayed)
     return errors["ttft_s"].median + errors["tpot_s"].mape + errors["e2e_s"].mape
+
+
+def _picked(replayed: Sequence[Replayed], wanted: Sequence[bool]) -> list[Replayed]:
+    return [r for r, yes in zip(replayed, wanted, strict=True) if yes]
 
 
 def _clean(replayed: Sequence[Replayed], overhead: bool) -> list[Observation]:

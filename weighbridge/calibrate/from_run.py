@@ -68,7 +68,7 @@ def calibrate_run(
     source: str,
     fit_first: int,
     seed: int = 0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[float, float], None] = lambda done, total: None,
 ) -> tuple[RunReport, Profile, RequestFit]:
     """Fit and judge.
 
@@ -82,7 +82,8 @@ def calibrate_run(
         )
     config = vllm_scheduling(limits)
     rng = np.random.default_rng(seed)
-    result = fit_requests(requests, config, fit_first=fit_first, rng=rng, progress=progress)
+    fitted = [index < fit_first for index in range(len(requests))]
+    result = fit_requests(requests, config, fitted=fitted, rng=rng, progress=progress)
     rest = result.replayed[fit_first:]
     errors = compare(rest)
     warnings = []

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(title: str) -> Iterator[Callable[[float, float], None]]:
     """Yields `update(done, total)`; silent where standard error is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

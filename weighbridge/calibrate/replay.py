@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from weighbridge.core.instance import StepTerms
 from weighbridge.cost.fit import Observation
@@ -44,6 +45,31 @@ class RecordedRequest:
         return (self.last_token_s - self.first_token_s) / (self.output_tokens - 1)
 
 
+class Pass(NamedTuple):
+    """What one forward pass holds. A step is one pass, or two in an engine that decodes and prefills apart."""
+
+    sequences: int
+    prefill_tokens: int
+    attended_tokens: int
+    kv_tokens: int
+    used_cells: int
+
+    @property
+    def scanned_tokens(self) -> int:
+        """T*C of the cost model."""
+        return (self.sequences + self.prefill_tokens) * self.used_cells
+
+    def seconds(self, terms: StepTerms) -> float:
+        return step_seconds(
+            terms,
+            prefill_tokens=self.prefill_tokens,
+            attended_tokens=self.attended_tokens,
+            sequences=self.sequences,
+            kv_tokens=self.kv_tokens,
+            used_cells=self.used_cells,
+        )
+
+
 class Work:
     """Running sums of what steps held; mutable, for one replay."""
 
@@ -53,14 +79,13 @@ class Work:
         self.sequences: dict[int, float] = {} if sequences is None else sequences
         self.prefill = self.attended = self.kv = self.scanned = 0.0
 
-    def add(self, batch: Batch, share: float = 1.0) -> None:
-        """Count a batch in, or the `share` of it."""
-        count = len(batch.decodes)
-        self.sequences[count] = self.sequences.get(count, 0.0) + share
-        self.prefill += share * batch.prefill_tokens
-        self.attended += share * batch.attended_tokens
-        self.kv += share * batch.kv_tokens
-        self.scanned += share * batch.tokens * batch.context_tokens
+    def add(self, held: Pass, share: float = 1.0) -> None:
+        """Count a forward pass in, or the `share` of it."""
+        self.sequences[held.sequences] = self.sequences.get(held.sequences, 0.0) + share
+        self.prefill += share * held.prefill_tokens
+        self.attended += share * held.attended_tokens
+        self.kv += share * held.kv_tokens
+        self.scanned += share * held.scanned_tokens
 
     def copy(self) -> Work:
         twin = Work(dict(self.sequences))
@@ -134,42 +159,88 @@ def replay(
 
     `overhead_s` is spent before a request reaches the scheduler (HTTP, tokenisation).
     """
-    scheduler = Scheduler(config)
-    done = [Replayed(request, Work()) for request in requests]
-    order = sorted(range(len(requests)), key=lambda index: (requests[index].arrival_s, index))
-    work = Work()
-    now = 0.0
-    upcoming = 0
-    while upcoming < len(order) or not scheduler.idle:
-        if scheduler.idle:
-            now = max(now, requests[order[upcoming]].arrival_s + overhead_s)
-        while upcoming < len(order) and requests[order[upcoming]].arrival_s + overhead_s <= now:
-            _add(scheduler, done[order[upcoming]], order[upcoming], work)
-            upcoming += 1
-        batch = scheduler.schedule(now)
-        if batch is None:
-            raise RuntimeError("the scheduler holds sequences that it cannot run: the KV cache is too small")
-        end = now + step_seconds(
-            terms,
-            prefill_tokens=batch.prefill_tokens,
-            attended_tokens=batch.attended_tokens,
-            sequences=len(batch.decodes),
-            kv_tokens=batch.kv_tokens,
-            used_cells=batch.context_tokens,
-        )
-        while upcoming < len(order) and (at := requests[order[upcoming]].arrival_s + overhead_s) < end:
-            begun = work.copy()
-            begun.add(batch, (at - now) / (end - now))
-            _add(scheduler, done[order[upcoming]], order[upcoming], begun)
-            upcoming += 1
-        work.add(batch)
-        now = end
-        _book(scheduler, batch, now, work, done)
-    return done
+    return _Replay(requests, terms, config, overhead_s).run()
+
+
+class _Replay:
+    def __init__(
+        self, requests: Sequence[RecordedRequest], terms: StepTerms, config: SchedulerConfig, overhead_s: float
+    ) -> None:
+        self.scheduler = Scheduler(config)
+        self.terms = terms
+        self.done = [Replayed(request, Work()) for request in requests]
+        order = sorted(range(len(requests)), key=lambda index: (requests[index].arrival_s, index))
+        self.arrivals = [(requests[index].arrival_s + overhead_s, index) for index in order]
+        self.upcoming = 0
+        self.work = Work()
+        self.now = 0.0
+
+    def run(self) -> list[Replayed]:
+        while self.upcoming < len(self.arrivals) or not self.scheduler.idle:
+            if self.scheduler.idle:
+                self.now = max(self.now, self.arrivals[self.upcoming][0])
+            self._admit_until(self.now, None)
+            batch = self.scheduler.schedule(self.now)
+            if batch is None:
+                raise RuntimeError("the scheduler holds sequences that it cannot run: the KV cache is too small")
+            emitted: list[EngineSequence] = []
+            finished: list[EngineSequence] = []
+            if self.scheduler.config.mixing == "split":
+                self._split_step(batch, emitted, finished)
+            else:
+                self._pass(_whole(batch))
+                completion = self.scheduler.complete(batch, self.now)
+                self._book(completion.emitted, completion.finished)
+        return self.done
+
+    def _split_step(self, batch: Batch, emitted: list[EngineSequence], finished: list[EngineSequence]) -> None:
+        """Decodes are computed and given out before the prefill pass begins."""
+        if batch.decodes:
+            self._pass(Pass(len(batch.decodes), 0, 0, batch.kv_tokens, batch.kv_tokens))
+            self.scheduler.complete_decodes(batch.decodes, self.now, emitted, finished)
+            self._book(emitted, finished)
+        decoded, ended = len(emitted), len(finished)
+        if batch.prefills:
+            cells = batch.context_tokens - batch.kv_tokens
+            self._pass(Pass(0, batch.prefill_tokens, batch.attended_tokens, 0, cells))
+        self.scheduler.complete_prefills(batch, self.now, emitted, finished)
+        self._book(emitted[decoded:], finished[ended:])
+
+    def _pass(self, held: Pass) -> None:
+        """Let one forward pass take its time; requests that come meanwhile queue."""
+        end = self.now + held.seconds(self.terms)
+        self._admit_until(end, held)
+        self.work.add(held)
+        self.now = end
+
+    def _admit_until(self, end: float, held: Pass | None) -> None:
+        """Queue what arrives before `end`, or until now when nothing is being computed."""
+        while self.upcoming < len(self.arrivals):
+            at, index = self.arrivals[self.upcoming]
+            if at >= end if held is not None else at > end:
+                return
+            begun = self.work.copy()
+            if held is not None and end > self.now:
+                begun.add(held, max(0.0, at - self.now) / (end - self.now))
+            _add(self.scheduler, self.done[index], index, begun)
+            self.upcoming += 1
+
+    def _book(self, emitted: Sequence[EngineSequence], finished: Sequence[EngineSequence]) -> None:
+        for seq in emitted:
+            if seq.output_tokens == 1:
+                entry = self.done[int(seq.id)]
+                entry.first, entry.first_token_s = self.work.copy(), self.now
+        for seq in finished:
+            entry = self.done[int(seq.id)]
+            entry.last, entry.last_token_s, entry.preemptions = self.work.copy(), self.now, seq.preemptions
+
+
+def _whole(batch: Batch) -> Pass:
+    return Pass(len(batch.decodes), batch.prefill_tokens, batch.attended_tokens, batch.kv_tokens, batch.context_tokens)
 
 
 def _add(scheduler: Scheduler, replayed: Replayed, index: int, work: Work) -> None:
-    replayed.arrived = work.copy()
+    replayed.arrived = work
     request = replayed.request
     scheduler.add(
         EngineSequence(
@@ -188,14 +259,3 @@ def _own_blocks(config: SchedulerConfig, request: RecordedRequest, index: int) -
         return None
     blocks = (request.prompt_tokens + request.output_tokens) // config.block_tokens
     return range(index << 20, (index << 20) + blocks)
-
-
-def _book(scheduler: Scheduler, batch: Batch, now: float, work: Work, done: list[Replayed]) -> None:
-    completion = scheduler.complete(batch, now)
-    for seq in completion.emitted:
-        if seq.output_tokens == 1:
-            entry = done[int(seq.id)]
-            entry.first, entry.first_token_s = work.copy(), now
-    for seq in completion.finished:
-        entry = done[int(seq.id)]
-        entry.last, entry.last_token_s, entry.preemptions = work.copy(), now, seq.preemptions

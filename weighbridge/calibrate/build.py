@@ -1,0 +1,213 @@
+"""From a measurement to a profile: fit on the grid, judge on the random requests that were held out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+
+from weighbridge.calibrate.endpoint import Kind
+from weighbridge.calibrate.fitting import METRICS, TERMS, RequestFit, fit_requests, pairs, residual_quantiles
+from weighbridge.calibrate.from_run import AMPLE_BLOCKS, error_terms
+from weighbridge.calibrate.measure import Measurement
+from weighbridge.calibrate.probe import ProbeResult
+from weighbridge.calibrate.replay import Replayed
+from weighbridge.calibrate.stages import HELD_OUT
+from weighbridge.core.errors import InputError
+from weighbridge.core.instance import Limits, StepTerms
+from weighbridge.cost.profile import Profile, Provenance, Quantiles
+from weighbridge.cost.step import rates_of
+from weighbridge.scheduling.scheduler import SchedulerConfig
+
+LEAST_REQUESTS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A profile and what it rests on. `fitted` says of each replayed request whether it was fitted or held out."""
+
+    profile: Profile
+    replayed: Sequence[Replayed]
+    fitted: Sequence[bool]
+    stages: Sequence[str]
+    warnings: tuple[str, ...]
+
+
+def scheduling_of(kind: Kind, limits: Limits) -> SchedulerConfig:
+    """How an engine of that kind fills its steps; vLLM's usual values where it does not tell its limits."""
+    common = SchedulerConfig(
+        token_budget=limits.token_budget or 2048,
+        max_sequences=limits.max_sequences or 256,
+        block_tokens=limits.block_size,
+        blocks=limits.kv_blocks or AMPLE_BLOCKS,
+    )
+    if kind == "embedded":
+        return replace(common, mixing="split", prefill_rows=64, busy_prefill_tokens=128, preemption="swap")
+    if kind in ("sglang", "tgi"):
+        return replace(common, mixing="prefill_first")
+    if kind == "llamacpp":
+        return common
+    return replace(common, admission="prompt")
+
+
+def build_profile(found: Measurement, provenance: Provenance, *, seed: int = 0) -> Calibration:
+    """Fit and describe.
+
+    Raises:
+        InputError: too few probes ended well for any fit.
+    """
+    if len(found.results) < LEAST_REQUESTS:
+        raise InputError(
+            f"{found.endpoint.url}: only {len(found.results)} probes ended, and {LEAST_REQUESTS} are needed for a fit; "
+            "give more time by --budget"
+        )
+    limits, warnings = _limits(found)
+    results = sorted(found.results, key=lambda r: r.sent_s)
+    fitted = _fitted(results, seed)
+    config = _settled(scheduling_of(found.endpoint.kind, limits), results, found)
+    zero = results[0].sent_s
+    requests = [r.record(index, zero) for index, r in enumerate(results)]
+    result = fit_requests(
+        requests,
+        config,
+        fitted=fitted,
+        rng=np.random.default_rng(seed),
+        terms=(*TERMS, "overhead_s"),
+        start=_start(results),
+        piecewise=None,
+    )
+    judged = [r for r, was in zip(result.replayed, fitted, strict=True) if not was]
+    residuals = {metric: _residuals(judged, metric) for metric in METRICS}
+    warnings += _verdicts(found, result)
+    profile = Profile(
+        rates=rates_of(result.fit.terms, token_budget=config.token_budget),
+        step=result.fit.terms,
+        step_errors=error_terms(result.fit.errors),
+        overhead_s=result.fit.overhead_s,
+        identifiable=result.fit.identifiable,
+        unidentified=result.fit.unidentified,
+        limits=limits,
+        scheduling=_scheduling(config),
+        residuals=residuals,
+        ranges=_ranges(results),
+        condition_number=result.fit.condition_number,
+        provenance=provenance,
+        extra=_extra(found, fitted),
+    )
+    return Calibration(profile, result.replayed, fitted, [r.stage for r in results], tuple(warnings))
+
+
+def _limits(found: Measurement) -> tuple[Limits, list[str]]:
+    """The engine's limits, completed by what was seen, and a warning for each that is assumed."""
+    limits, warnings = found.endpoint.limits, []
+    told = limits.max_sequences
+    if found.queued_while_free and found.most_running:
+        seen = found.most_running
+        if told is not None and told != seen:
+            warnings.append(
+                f"the engine tells {told} sequences, but at most {seen} ran while others waited; took {seen}"
+            )
+        limits = msgspec.structs.replace(limits, max_sequences=seen)
+    elif told is None:
+        warnings.append("the maximum of sequences is not told and no queue formed; give it by --max-sequences")
+    if limits.token_budget is None:
+        warnings.append("the token budget is not told, 2048 assumed; give it by --token-budget")
+    if limits.kv_blocks is None:
+        warnings.append("the KV capacity is not told, taken as ample; give it by --kv-blocks")
+    return limits, warnings
+
+
+def _fitted(results: Sequence[ProbeResult], seed: int) -> list[bool]:
+    """The held-out stage judges the fit; without it, a random quarter of the grid does."""
+    fitted = [r.stage != HELD_OUT for r in results]
+    if all(fitted):
+        for index in random.Random(seed).sample(range(len(results)), len(results) // 4):
+            fitted[index] = False
+    return fitted
+
+
+def _settled(config: SchedulerConfig, results: Sequence[ProbeResult], found: Measurement) -> SchedulerConfig:
+    """The embedded engine cuts prompts so that no step lasts much over half a second; that depends on its speed."""
+    if found.endpoint.kind != "embedded":
+        return config
+    alone = [r for r in results if r.stage == "alone" and r.prompt_tokens >= 64]
+    if not alone:
+        return config
+    per_token = float(np.median([r.ttft_s / r.prompt_tokens for r in alone]))
+    rows = config.prefill_rows
+    most = max(rows, int(0.5 / per_token) // rows * rows)
+    return replace(config, token_budget=min(config.token_budget, most))
+
+
+def _start(results: Sequence[ProbeResult]) -> StepTerms:
+    """A first guess from requests that were alone."""
+    alone = [r for r in results if r.stage in ("alone", "decode-1")] or list(results)
+    step = float(np.median([r.tpot_s for r in alone if r.tpot_s is not None] or [0.02]))
+    prefill = float(np.median([r.ttft_s / r.prompt_tokens for r in alone]))
+    return StepTerms(base_s=0.6 * step, prefill_s=prefill, sequence_s=0.3 * step, kv_s=1e-4 * step)
+
+
+def _residuals(judged: Sequence[Replayed], metric: str) -> Quantiles:
+    return residual_quantiles(
+        [observed / forecast - 1.0 for observed, forecast in pairs(judged, metric) if forecast > 0]
+    )
+
+
+def _verdicts(found: Measurement, result: RequestFit) -> list[str]:
+    warnings = []
+    if not result.fit.identifiable:
+        warnings.append(f"the probes cannot tell apart: {', '.join(result.fit.unidentified)}")
+    if found.missing:
+        warnings.append(f"not measured for lack of time: {', '.join(found.missing)}")
+    if found.interrupted:
+        warnings.append("interrupted: the profile rests on what was measured until then")
+    if found.under_load:
+        warnings.append("the engine served others meanwhile: the profile is of this engine under that load")
+    if found.failures:
+        warnings.append(f"{len(found.failures)} probes failed and were left out, the first: {found.failures[0]}")
+    return warnings
+
+
+def _scheduling(config: SchedulerConfig) -> dict[str, object]:
+    return {
+        "mixing": config.mixing,
+        "admission": config.admission,
+        "prefill_rows": config.prefill_rows,
+        "busy_prefill_tokens": config.busy_prefill_tokens,
+        "idle_prefill_tokens": config.token_budget,
+    }
+
+
+def _ranges(results: Sequence[ProbeResult]) -> dict[str, tuple[float, float]]:
+    prompts, outputs = [r.prompt_tokens for r in results], [r.output_tokens for r in results]
+    widths = [int(r.stage.split("-")[1]) for r in results if r.stage.startswith("decode-")] or [1]
+    return {
+        "prompt_tokens": (float(min(prompts)), float(max(prompts))),
+        "output_tokens": (float(min(outputs)), float(max(outputs))),
+        "sequences": (1.0, float(max(widths))),
+    }
+
+
+def _extra(found: Measurement, fitted: Sequence[bool]) -> dict[str, object]:
+    extra: dict[str, object] = {
+        "probes": len(found.results),
+        "fitted": sum(fitted),
+        "held_out": len(fitted) - sum(fitted),
+        "failed": len(found.failures),
+        "rounds": found.rounds,
+        "seconds": found.seconds,
+        "missing": list(found.missing),
+    }
+    if found.cold is not None:
+        extra["cold_first_request_s"] = found.cold.ttft_s
+    if found.repeat_cold is not None and found.repeat_warm is not None:
+        extra["prefix_repeat"] = {
+            "prompt_tokens": found.repeat_warm.prompt_tokens,
+            "cached_tokens": found.repeat_warm.cached_tokens,
+            "cold_ttft_s": found.repeat_cold.ttft_s,
+            "warm_ttft_s": found.repeat_warm.ttft_s,
+        }
+    return extra
