@@ -18,7 +18,7 @@ from weighbridge.calibrate.stages import HELD_OUT, Shape, Speed, Stage, random_s
 from weighbridge.core.errors import UpstreamError
 from weighbridge.http.client import HttpClient
 
-HELD_OUT_SHARE = 0.3
+HELD_OUT_SHARE = 0.35
 ALLOWED_FAILURES = 0.1
 _PAUSE_S = 0.05
 
@@ -211,6 +211,6 @@ class Measurer:
             self._speed.sequence_s = 0.5 * self._speed.step_s
 
     def _learn(self, stage: Stage, results: list[ProbeResult]) -> None:
-        if stage.name.startswith("decode-") and len(results) > 1:
+        if stage.name.startswith("decode-") and not stage.name.endswith("-long") and len(results) > 1:
             tpot = statistics.median(r.tpot_s for r in results if r.tpot_s is not None)
             self._speed.sequence_s = max(1e-7, (tpot - self._speed.step_s) / (len(results) - 1))

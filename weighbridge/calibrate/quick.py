@@ -91,10 +91,7 @@ async def _measure(endpoint: Endpoint, prober: Prober, budget_s: float) -> Profi
 
 
 def _split(step: float, together: Sequence[ProbeResult]) -> tuple[float, float]:
-    """Base and seconds per sequence from one sequence alone and several together; all base where there is no second.
-
-    The slope is that of requests which decoded beside all others, so from the later half of their tokens.
-    """
+    """Base and seconds per sequence, from one sequence alone and several together; all base where there is no second."""
     tpots = [r.tpot_s for r in together if r.tpot_s is not None]
     if not tpots:
         return step, 0.0

@@ -77,10 +77,11 @@ def round_of(shape: Shape, number: int, rng: random.Random, *, long_tokens: int)
     `long_tokens` bounds prompts, so that a slow engine is not asked for minutes of prefill.
     """
 
-    def vary(tokens: int) -> int:
-        return max(4, tokens if number == 0 else round(tokens * rng.uniform(0.7, 1.2)))
-
     top = min(long_tokens, shape.context_tokens - 64)
+
+    def vary(tokens: int) -> int:
+        return min(top, max(4, tokens if number == 0 else round(tokens * rng.uniform(0.7, 1.2))))
+
     lengths = [n for n in shape.lengths() if n <= top] or [top]
     stages = [Stage("alone", (Probe(vary(n), 4),)) for n in lengths]
     widths = shape.widths()
