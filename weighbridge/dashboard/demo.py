@@ -67,7 +67,7 @@ class _Instance:
     phase: float
     error_bar: float
     bias: float = 0.0
-    extra_load: float = 0.0
+    steady_load: float = 0.0
     draining: bool = False
     load: float = 0.5
     running: int = 0
@@ -119,7 +119,7 @@ class DemoSource:
                 bar = 0.06 + 0.08 * r.random()
                 found.append(_Instance(f"{prefix}-{k}", kind, level, r.random() * 6, bar))
         by_name = {i.name: i for i in found}
-        by_name["h100-2"].extra_load = 0.17
+        by_name["h100-2"].steady_load = 1.02
         by_name["a100-2"].level, by_name["a100-2"].bias = "online", 0.06
         by_name["a100-5"].draining = True
         by_name["l4-2"].bias, by_name["l4-2"].error_bar = 0.22, 0.07
@@ -142,8 +142,10 @@ class DemoSource:
 
     def _move(self, i: _Instance) -> None:
         r = self._random
-        wave = 0.64 + 0.18 * math.sin(self._second / 37 + i.phase) + r.gauss(0, 0.015) + i.extra_load
-        i.load = max(0.03, min(1.07, wave * (0.35 if i.draining else 1.0)))
+        wave = 0.64 + 0.18 * math.sin(self._second / 37 + i.phase) + r.gauss(0, 0.015)
+        if i.steady_load:
+            wave = i.steady_load + r.gauss(0, 0.006)
+        i.load = max(0.03, min(1.04, wave * (0.35 if i.draining else 1.0)))
         i.running = max(0, min(i.kind.max_sequences, round(i.load * i.kind.max_sequences * 0.92 + r.gauss(0, 0.6))))
         i.waiting = max(0, round((i.load - 0.9) * 30)) if i.load > 0.9 else 0
         i.kv = max(0.02, min(0.99, i.load * 0.84 + r.gauss(0, 0.008)))

@@ -42,6 +42,10 @@ class Query:
         text = urlencode(fields, doseq=True)
         return f"{path}?{text}" if text else path
 
+    def without(self, *names: str) -> Query:
+        """The other fields."""
+        return Query({k: v for k, v in self._fields.items() if k not in names})
+
     @property
     def key(self) -> str:
         """Equal for equal queries."""

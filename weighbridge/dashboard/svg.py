@@ -174,11 +174,11 @@ def _frame(x: Axis, y: Axis) -> list[Html]:
     for value, text in y.marks:
         at = n(_y(y, value))
         parts.append(h("line.grid", x1=_L, x2=_W - _R, y1=at, y2=at))
-        parts.append(h("text.ax", text, x=_L - 6, y=n(_y(y, value) + 4), text_anchor="end"))
+        top = f" {y.unit}" if y.unit and value >= y.high else ""
+        parts.append(h("text.ax", text + top, x=_L - 6, y=n(_y(y, value) + 4), text_anchor="end"))
     for value, text in x.marks:
         anchor = "end" if value >= x.high else "start" if value <= x.low else "middle"
         parts.append(h("text.ax", text, x=n(_x(x, value)), y=_H - 6, text_anchor=anchor))
-    parts.append(h("text.ax", y.unit, x=_L + 4, y=_T + 8) if y.unit else h("g"))
     return parts
 
 

@@ -31,6 +31,8 @@ def seconds(value: float | None) -> str:
     if math.isinf(value):
         return "never"
     size = abs(value)
+    if size < 0.00005:
+        return "0 s"
     if size < 0.01:
         text = f"{1000 * value:.1f} ms"
     elif size < 0.9995:
@@ -64,3 +66,10 @@ def rate(value: float | None, unit: str = "/s") -> str:
 def plural(number: int, word: str) -> str:
     """`1 instance`, `2 instances`."""
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+def age(value: float | None) -> str:
+    """Time since, in tenths of a second: `0.5 s`."""
+    if value is None or math.isnan(value):
+        return NONE
+    return f"{value:.1f} s" if value < 120 else seconds(value)

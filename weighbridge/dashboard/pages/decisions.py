@@ -26,7 +26,7 @@ TERM_NAMES = {"delay_to_others": "delay to others"}
 def page(snapshot: Snapshot, query: Query, policies: Sequence[str] = (), asked: Html | None = None) -> View:
     """The list and one decision in full. With a chosen request the list stays as it is; only its outcome moves."""
     chosen = snapshot.decision(query.get("id")) if "id" in query else None
-    listed = _filtered(snapshot, query)[:MOST_ROWS]
+    listed = _around(_filtered(snapshot, query), chosen)
     shown = chosen or (next(iter(listed), None) if "id" not in query else None)
     rows = {f"d-{d.id}": _row(d, query, d is shown) for d in listed}
     detail = panel(
@@ -60,15 +60,23 @@ def _filtered(snapshot: Snapshot, query: Query) -> list[DecisionView]:
         "shed": lambda d: d.outcome == "rejected",
         "failed": lambda d: d.outcome in ("failed", "cancelled"),
     }
-    test = tests.get(show, lambda d: True)
+    test = tests.get(show)
     return [
         d
         for d in snapshot.decisions
         if (not tier or d.tier == tier)
         and (not tenant or d.tenant == tenant)
         and (not instance or d.chosen == instance)
-        and test(d)
+        and (test is None or test(d))
     ]
+
+
+def _around(found: list[DecisionView], chosen: DecisionView | None) -> list[DecisionView]:
+    """A page of the list that holds the chosen decision, a few newer ones above it."""
+    start = 0
+    if chosen is not None and chosen in found[MOST_ROWS:]:
+        start = found.index(chosen) - 5
+    return found[start : start + MOST_ROWS]
 
 
 def _select(name: str, label: str, options: Sequence[tuple[str, str]], chosen: str) -> Html:
@@ -130,7 +138,8 @@ def _outcome(d: DecisionView) -> Child:
 def _row(d: DecisionView, query: Query, chosen: bool) -> Html:
     usable = sum(not c.excluded for c in d.candidates)
     where = join(
-        d.chosen or NONE, h("small", f"of {usable}" + (f", {d.ties} equal" if d.ties > 1 else "")) if usable else None
+        d.chosen or NONE,
+        h("small.more", f"of {usable}" + (f", {d.ties} equal" if d.ties > 1 else "")) if usable else None,
     )
     return h(
         "tr",
@@ -223,9 +232,9 @@ def why(d: DecisionView, compact: bool = False) -> Html:
     )  # fmt: skip
     legend = h(
         "p.legend",
-        *(join(h(f"i.{svg.term_class(t, k)}"), TERM_NAMES.get(t, t)) for k, t in enumerate(names)),
-        join(h("i.k-err"), "± forecast error") if any(c.error_s for c in shown) else None,
-        join(h("i.k-obs"), "observed, on its own time") if d.observed_s is not None else None,
+        *(h("span", h(f"i.{svg.term_class(t, k)}"), TERM_NAMES.get(t, t)) for k, t in enumerate(names)),
+        h("span", h("i.k-err"), "± forecast error") if any(c.error_s for c in shown) else None,
+        h("span", h("i.k-obs"), "observed, on its own time") if d.observed_s is not None else None,
     )
     more = (
         h(

@@ -11,7 +11,7 @@ from weighbridge.dashboard.pages.decisions import why
 from weighbridge.dashboard.query import Query
 from weighbridge.dashboard.snapshot import InstanceView, Snapshot
 from weighbridge.dashboard.view import View, command, panel, scroller
-from weighbridge.dashboard.words import NONE, count, percent, plural, rate, seconds, signed
+from weighbridge.dashboard.words import NONE, age, count, percent, plural, rate, seconds, signed
 
 SORTS: dict[str, tuple[str, Callable[[InstanceView], float]]] = {
     "headroom": ("least head-room first", lambda i: -(i.load or 0.0)),
@@ -169,7 +169,7 @@ def _row(i: InstanceView, query: Query, chosen: bool) -> Html:
                                f"error {signed(error.median)}, error bar {percent(i.error_bar)}") if error else NONE),
         h("td.num.wide", signed(error.median) if error else NONE, " ▲" if drift else None,
           class_="hot" if drift else None),
-        h("td.num.dim", seconds(i.age_s)),
+        h("td.num.dim", age(i.age_s)),
         id=f"i-{i.name}", class_="sel" if chosen else None,
     )  # fmt: skip
 
@@ -190,7 +190,7 @@ def _table(s: Snapshot, query: Query, rows: list[Html]) -> Html:
         _heading("Running", query),
         _heading("Queue", query, "queue", "num"),
         _heading("KV cache", query, "kv"),
-        _heading("Load, head-room", query, "headroom"),
+        _heading(join(h("span.wide", "Load, head-room"), h("span.narrow", "Head-room")), query, "headroom"),
         _heading("Forecast", query, classes="num wide"),
         _heading("Observed", query, classes="num wide"),
         _heading("Error 10–90 %", query, "error", "wide"),
@@ -211,7 +211,7 @@ def _facts(i: InstanceView) -> Html:
         ("KV capacity", f"{count(i.limits.kv_tokens)} tokens"),
         ("Token budget", f"{count(i.limits.token_budget)} per step"),
         ("Arrivals", rate(i.rate_per_s)),
-        ("Reported", f"{seconds(i.age_s)} ago"),
+        ("Reported", f"{age(i.age_s)} ago"),
     )
     return h("dl.facts", *(h("div", h("dt", k), h("dd", v)) for k, v in pairs))
 
@@ -242,5 +242,5 @@ def _detail(i: InstanceView | None) -> Html:
             band=[(x, max(0.0, p.forecast_s - p.error_s), p.forecast_s + p.error_s)
                   for x, p in zip(xs, i.pairs, strict=True)],
         )  # fmt: skip
-    legend = h("span.legend", h("i.k0"), "forecast, error bar", h("i.k1"), "observed")
+    legend = h("span.legend", h("span", h("i.k0"), "forecast, error bar"), h("span", h("i.k1"), "observed"))
     return panel(f"{i.name}: TTFT of its last requests", picture, _facts(i), links, anchor="detail", legend=legend)

@@ -1,0 +1,221 @@
+"""The listener: pages, their live streams, the style sheet and the script. Everything else is pure."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+from collections.abc import Callable
+from importlib.resources import files
+
+import msgspec
+
+from weighbridge.dashboard.guard import HEADERS, Guard
+from weighbridge.dashboard.html import h
+from weighbridge.dashboard.hub import Hub, Page
+from weighbridge.dashboard.pages import capacity, decisions, fleet, tiers
+from weighbridge.dashboard.query import Query
+from weighbridge.dashboard.view import View, layout, message
+from weighbridge.http import HttpServer, Request, Responder, Routes, ServerLimits
+
+MAX_VIEWERS = 50
+SLOW_TICKS = 10
+"""A viewer that has read nothing for this many ticks is cut off; its browser comes back by itself."""
+QUIET_S = 15.0
+_STATIC = {
+    "app.css": "text/css; charset=utf-8",
+    "app.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+LIMITS = ServerLimits(max_body_bytes=256 * 1024, max_connections=256, max_buffered_bytes=8 << 20)
+
+Handler = Callable[[Request, Responder], None]
+
+
+class Dashboard:
+    """All routes over one hub."""
+
+    def __init__(self, hub: Hub, guard: Guard) -> None:
+        self.hub = hub
+        self.guard = guard
+        self.pages: dict[str, Page] = {
+            "/": fleet.page,
+            "/decisions": decisions.page,
+            "/tiers": tiers.page,
+            "/capacity": capacity.page,
+        }
+        self._static = {name: files("weighbridge.dashboard").joinpath("static", name).read_bytes() for name in _STATIC}
+        self._packed = {name: gzip.compress(data, 9) for name, data in self._static.items()}
+        self._version = hashlib.sha256(b"".join(self._static.values())).hexdigest()[:10]
+        self._poller: asyncio.Task[None] | None = None
+        self.server = HttpServer(self.routes(), LIMITS)
+
+    def routes(self) -> Routes:
+        """Every address there is."""
+        routes = Routes()
+        for path in self.pages:
+            routes.get(path, self._guarded(self._page))
+        routes.get("/decisions.json", self._guarded(self._decision_json))
+        routes.get("/healthz", lambda request, responder: responder.send(200, b"ok\n", content_type="text/plain"))
+        for name in _STATIC:
+            routes.get(f"/static/{name}", self._file)
+        routes.get("/login", self._login_page)
+        routes.post("/login", self._login)
+        routes.get("/live", self._live)
+        return routes
+
+    async def start(self, host: str, port: int) -> None:
+        """Read the source once and listen. Raises OSError when the address is taken."""
+        await self.hub.poll()
+        await self.server.start(host, port)
+        self._poller = asyncio.create_task(self.hub.run())
+
+    async def stop(self) -> None:
+        """End everything that was started."""
+        if self._poller is not None:
+            self._poller.cancel()
+            await asyncio.gather(self._poller, return_exceptions=True)
+        await self.server.stop()
+        await self.hub.source.close()
+
+    # answering
+
+    def _guarded(self, handler: Handler) -> Handler:
+        def checked(request: Request, responder: Responder) -> None:
+            if self._admitted(request, responder):
+                handler(request, responder)
+
+        return checked
+
+    def _admitted(self, request: Request, responder: Responder) -> bool:
+        if not self.guard.host_allowed(request):
+            text = "This address is not known here. Open the dashboard by the address it printed when it started."
+            self._html(request, responder, message("Wrong address", text), 421)
+        elif not self.guard.signed_in(request):
+            responder.send(303, b"", headers=(("location", "/login"), *HEADERS))
+        elif request.method == "POST" and not self.guard.same_origin(request):
+            self._html(request, responder, message("Refused", "This form was sent from another site."), 403)
+        else:
+            return True
+        return False
+
+    def _html(self, request: Request, responder: Responder, view: View, status: int = 200, live: str = "") -> None:
+        body = layout(request.path, view, live, self._version)
+        self._send(request, responder, status, body, "text/html; charset=utf-8")
+
+    def _send(self, request: Request, responder: Responder, status: int, body: bytes, kind: str) -> None:
+        headers: tuple[tuple[str, str], ...] = HEADERS
+        if len(body) > 1400 and b"gzip" in (request.header(b"accept-encoding") or b""):
+            body = gzip.compress(body, 1)
+            headers = (*HEADERS, ("content-encoding", "gzip"), ("vary", "accept-encoding"))
+        responder.send(status, body, content_type=kind, headers=headers)
+
+    def _query(self, request: Request, responder: Responder) -> Query | None:
+        try:
+            return Query.parse(request.query)
+        except ValueError:
+            self._html(
+                request, responder, message("Too many fields", "This address has more fields than a page has."), 400
+            )
+            return None
+
+    def _page(self, request: Request, responder: Responder) -> None:
+        query = self._query(request, responder)
+        if query is None:
+            return
+        view = self.hub.view(self.pages[request.path], request.path, query)
+        live = query.url("/live", _p=request.path, _t=str(self.hub.tick)) if view.live else ""
+        self._html(request, responder, view, live=live)
+
+    def _decision_json(self, request: Request, responder: Responder) -> None:
+        query = self._query(request, responder)
+        if query is None:
+            return
+        decision = self.hub.snapshot.decision(query.get("id"))
+        if decision is None:
+            responder.send_error(404, "This decision is not kept here.", headers=HEADERS)
+            return
+        body = msgspec.json.format(msgspec.json.encode(decision), indent=2)
+        self._send(request, responder, 200, body, "application/json")
+
+    def _file(self, request: Request, responder: Responder) -> None:
+        name = request.path.rpartition("/")[2]
+        body, headers = self._static[name], [(k, v) for k, v in HEADERS if k != "cache-control"]
+        headers += [("cache-control", "public, max-age=31536000, immutable"), ("vary", "accept-encoding")]
+        if b"gzip" in (request.header(b"accept-encoding") or b""):
+            body = self._packed[name]
+            headers.append(("content-encoding", "gzip"))
+        responder.send(200, body, content_type=_STATIC[name], headers=headers)
+
+    # signing in
+
+    def _login_page(self, request: Request, responder: Responder, wrong: bool = False) -> None:
+        if not self.guard.host_allowed(request):
+            self._admitted(request, responder)
+            return
+        form = h(
+            "form.form",
+            h("label", "Token",
+              h("input", type="password", name="token", required=True, autocomplete="current-password")),
+            h("button.go", "Sign in", type="submit"),
+            method="post", action="/login",
+        )  # fmt: skip
+        note = h("p.invalid", "✕ That is not the token.", role="alert") if wrong else None
+        intro = h("p", "The token is the one the dashboard was started with (WEIGHBRIDGE_DASHBOARD_TOKEN).")
+        view = View("Sign in", h("section.panel.message", h("h1", "Sign in"), intro, note, form))
+        self._html(request, responder, view, 403 if wrong else 200)
+
+    def _login(self, request: Request, responder: Responder) -> None:
+        if not self.guard.host_allowed(request) or not self.guard.same_origin(request):
+            self._html(request, responder, message("Refused", "This form was sent from another site."), 403)
+            return
+        try:
+            token = Query.parse(request.body.decode("utf-8", "replace")).get("token")
+        except ValueError:
+            token = ""
+        cookie = self.guard.sign_in(token, request.header(b"x-forwarded-proto") == b"https")
+        if cookie is None:
+            self._login_page(request, responder, wrong=True)
+        else:
+            responder.send(303, b"", headers=(("location", "/"), ("set-cookie", cookie), *HEADERS))
+
+    # the stream
+
+    async def _live(self, request: Request, responder: Responder) -> None:
+        if not self._admitted(request, responder):
+            return
+        query = self._query(request, responder)
+        if query is None:
+            return
+        page = self.pages.get(query.get("_p"))
+        if page is None:
+            responder.send_error(404, "There is no such page to follow.", headers=HEADERS)
+            return
+        if self.hub.viewers >= MAX_VIEWERS:
+            responder.send_error(503, f"{MAX_VIEWERS} viewers are connected already.", headers=HEADERS)
+            return
+        self.hub.viewers += 1
+        try:
+            await self._follow(responder, page, query)
+        finally:
+            self.hub.viewers -= 1
+
+    async def _follow(self, responder: Responder, page: Page, query: Query) -> None:
+        path, text = query.get("_p"), query.get("_t")
+        seen = int(text) if text.isdigit() and len(text) < 16 else -1
+        query = query.without("_p", "_t")
+        responder.start_sse(tuple((k, v) for k, v in HEADERS if k != "cache-control"))
+        slow = 0
+        while not responder.disconnected:
+            if responder.paused:
+                slow += 1
+                if slow > SLOW_TICKS:
+                    responder.abort()
+                    return
+            else:
+                slow = 0
+                if seen != self.hub.tick:
+                    responder.write(self.hub.delta(page, path, query, seen))
+                    seen = self.hub.tick
+            if not await self.hub.next_tick(QUIET_S) and not responder.paused:
+                responder.write(b": quiet\n\n")
