@@ -92,6 +92,7 @@ limits = st.fixed_dictionaries(
         "max_sequences": st.sampled_from([1, 4, 32]),
         "block_tokens": st.sampled_from([1, 4, 16]),
         "kv_tokens": st.sampled_from([432, 640, 2_000, 100_000]),
+        "admission": st.sampled_from(["optimistic", "prompt"]),
     }
 )
 

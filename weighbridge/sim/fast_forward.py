@@ -194,12 +194,13 @@ class FastForwardInstance:
         if waiting and not preempted:
             running = self._running
             slots = self.config.max_sequences - len(running)
+            whole = self.config.admission == "prompt"
             while waiting and budget > 0 and slots > 0:
                 job = waiting[0]
                 done = job.ready_tokens
                 count = min(job.total - done, budget)
                 more = -(-(done + count) // size)
-                if more > room:
+                if more > room or (whole and not done and -(-job.total // size) > room):
                     break
                 waiting.popleft()
                 self.waiting_tokens -= job.total - done

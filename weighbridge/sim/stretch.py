@@ -83,7 +83,7 @@ def can_fast_forward(config: SchedulerConfig, runner: CostRunner) -> bool:
         runner.disturbance.none
         and config.mixing == "mixed"
         and config.discipline == "fcfs"
-        and config.admission == "optimistic"
+        and config.admission in ("optimistic", "prompt")
         and config.preemption == "recompute"
         and not config.preempt_priority
         and not config.prefix_caching
