@@ -185,7 +185,7 @@ def _one(
     from weighbridge.sim.chrome_trace import ChromeTrace
     from weighbridge.sim.progress import Bar
     from weighbridge.sim.report import as_dict, print_result, to_json
-    from weighbridge.sim.runs import figures, make_simulation, run_with_records
+    from weighbridge.sim.runs import few_collections, figures, make_simulation, run_with_records
 
     interrupted = False
     with ExitStack() as stack:
@@ -201,6 +201,7 @@ def _one(
             if spans is not None:
                 hooks["on_step"] = spans.record
             simulation = make_simulation(one, **hooks)
+            stack.enter_context(few_collections())
             start = time.process_time()
             try:
                 simulation.run(one.workload.requests(one.seed))

@@ -161,19 +161,14 @@ class FastForwardInstance:
         if self._slowdown is not None:
             self.runner.slowdown, self._slowdown = self._slowdown, None
         preempted = self._make_room()
-        crossing = self._phase[self._step % self.block_tokens]
         self._plan = plan = []  # sequences of this step that compute prompt tokens
         budget = self.config.token_budget - self._s
-        prefill = attended = 0
-        decoded = -1
-        context = self._kv
-        room = self._free - crossing
+        room = self._free - self._phase[self._step % self.block_tokens]
         size = self.block_tokens
         job = self._partial
         if job is not None:
-            done = job.computed
-            count = min(job.total - done, budget)
-            more = -(-(done + count) // size) - job.blocks
+            count = min(job.total - job.computed, budget)
+            more = -(-(job.computed + count) // size) - job.blocks
             if more > room:
                 self._preempt(job)
                 preempted = True
@@ -183,13 +178,6 @@ class FastForwardInstance:
                 job.blocks += more
                 plan.append((job, count))
                 budget -= count
-                context += done
-                if done >= job.prompt_tokens and job.total - done == 1:
-                    # The last token of a recompute is one that was generated: a decode like the others.
-                    decoded = done
-                else:
-                    prefill += count
-                    attended += count * done + count * (count + 1) // 2
         waiting = self._waiting
         if waiting and not preempted:
             running = self._running
@@ -213,37 +201,43 @@ class FastForwardInstance:
                 running[job] = None
                 plan.append((job, count))
                 budget -= count
-                prefill += count
-                attended += count * done + count * (count + 1) // 2
-                context += done
                 if done + count < job.total:
                     self._partial = job
-        self._run(now_s, prefill, attended, context, decoded, preempted)
+        self._run(now_s, preempted)
 
-    def _run(self, now_s: float, prefill: int, attended: int, context: int, decoded: int, preempted: bool) -> None:
-        sequences, kv = self._s, self._kv
-        if decoded >= 0:
-            sequences, kv = sequences + 1, kv + decoded
+    def _run(self, now_s: float, preempted: bool) -> None:
         terms, slowdown, stretch = self.runner.terms, self.runner.slowdown, self._stretch
-        sequential = terms.sequence_s * sequences
-        if terms.sequence_knots:
-            sequential = sequence_seconds(terms, sequences)
+        sequences, kv = self._s, self._kv
         self.version += 1
         stretch.start_s = now_s
         if self._plan:
+            prefill = attended = 0
+            context = kv
+            for job, count in self._plan:
+                done = job.computed
+                context += done
+                if done >= job.prompt_tokens and job.total - done == 1:
+                    # The last token of a recompute is one that was generated: a decode like the others.
+                    sequences += 1
+                    kv += done
+                else:
+                    prefill += count
+                    attended += count * done + count * (count + 1) // 2
             stretch.steps = 1
             stretch.first_s = slowdown * (
                 terms.base_s
                 + terms.prefill_s * prefill
                 + terms.attend_s * attended
-                + sequential
+                + self._sequence_seconds(sequences)
                 + terms.kv_s * kv
                 + terms.scan_s * (prefill + sequences) * context
             )
             self.wake_s = now_s + stretch.first_s
         elif sequences:
             stretch.steps = 1 if preempted else self._jump_length()
-            stretch.first_s = slowdown * (terms.base_s + sequential + terms.kv_s * kv + terms.scan_s * sequences * kv)
+            stretch.first_s = slowdown * (
+                terms.base_s + self._sequence_seconds(sequences) + (terms.kv_s + terms.scan_s * sequences) * kv
+            )
             stretch.growth_s = slowdown * sequences * (terms.kv_s + terms.scan_s * sequences)
             self.wake_s = stretch.end(stretch.steps)
         elif preempted:
@@ -252,6 +246,10 @@ class FastForwardInstance:
         else:
             stretch.steps = 0
             self.wake_s = math.inf
+
+    def _sequence_seconds(self, sequences: int) -> float:
+        terms = self.runner.terms
+        return sequence_seconds(terms, sequences) if terms.sequence_knots else terms.sequence_s * sequences
 
     def _jump_length(self) -> int:
         """Steps until the next sequence ends or memory runs short."""

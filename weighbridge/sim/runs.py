@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, Protocol
@@ -142,14 +144,26 @@ def run(one: Run, **hooks: Any) -> Result:
 def run_with_records(one: Run, **hooks: Any) -> tuple[Result, list[RequestRecord]]:
     """As `run`, with the request records."""
     start = time.process_time()
-    if one.assign == "fixed":
-        records, instances = run_fixed(one.fleet, one.workload.requests(one.seed), one.settings.stepping)
-    else:
-        simulation = make_simulation(one, **hooks)
-        records = simulation.run(one.workload.requests(one.seed))
-        instances = list(simulation.instances)
+    with few_collections():
+        if one.assign == "fixed":
+            records, instances = run_fixed(one.fleet, one.workload.requests(one.seed), one.settings.stepping)
+        else:
+            simulation = make_simulation(one, **hooks)
+            records = simulation.run(one.workload.requests(one.seed))
+            instances = list(simulation.instances)
     cpu_s = time.process_time() - start
     return figures(one, records, instances, cpu_s), records
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Let the garbage collector run rarely: a simulation makes many objects and hardly any cycles."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def make_simulation(one: Run, **hooks: Any) -> Simulation:

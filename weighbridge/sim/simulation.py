@@ -325,6 +325,7 @@ class Simulation:
                 record.cached_tokens += job.cached_tokens
                 record.preemptions += job.preemptions
                 del self._live[job.id]
+                live.job = None  # no cycle is left for the garbage collector
                 self._last_move_s = now
                 self.tell(
                     RequestFinished(
