@@ -91,7 +91,7 @@ async def _measure(endpoint: Endpoint, prober: Prober, budget_s: float) -> Profi
 
 
 def _split(step: float, together: Sequence[ProbeResult]) -> tuple[float, float]:
-    """Base and seconds per sequence, from one sequence alone and several together; all base where there is no second."""
+    """Base and seconds per sequence, from one alone and several together; all base where there is no second."""
     tpots = [r.tpot_s for r in together if r.tpot_s is not None]
     if not tpots:
         return step, 0.0

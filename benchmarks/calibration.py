@@ -1,0 +1,103 @@
+"""Measure what calibration is worth: calibrate an embedded instance, then forecast traffic that it was not made from.
+
+    python benchmarks/calibration.py calibrate --out full.json --throttle 1 --budget 170
+    python benchmarks/calibration.py check full.json --throttle 1 --load 0.5 --seconds 120
+    python benchmarks/calibration.py capacity full.json --throttle 1 --seconds 60
+
+Every command starts an engine of its own (one thread, four slots, 1,024 tokens) and ends it. Output is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from weighbridge.calibrate.check import Checker
+from weighbridge.calibrate.endpoint import read_endpoint
+from weighbridge.calibrate.files import read_profile, write_profile
+from weighbridge.calibrate.live import calibrate_url
+from weighbridge.calibrate.report import draw
+from weighbridge.http.client import HttpClient
+
+
+@contextmanager
+def engine(throttle: float) -> Iterator[str]:
+    """An embedded instance as a process of its own; yields its URL."""
+    command = [sys.executable, "-m", "weighbridge.cli", "engine", "--port", "0", "--slots", "4", "--context", "1024"]
+    command += ["--threads", "1", "--throttle", str(throttle), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ, text=True)
+    try:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        yield f"http://127.0.0.1:{ready['port']}"
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def calibrate(args: argparse.Namespace) -> None:
+    with engine(args.throttle) as url:
+        begun = time.monotonic()
+        found = asyncio.run(calibrate_url(url, budget_s=args.budget))
+    write_profile(args.out, found.profile)
+    draw(found, args.out.with_suffix(".png"))
+    print(json.dumps({"seconds": time.monotonic() - begun, "warnings": found.warnings}))
+    print(msgspec.json.encode(found.profile).decode())
+
+
+def check(args: argparse.Namespace) -> None:
+    async def run(url: str) -> None:
+        client = HttpClient()
+        try:
+            endpoint = await read_endpoint(client, url)
+            checker = Checker(client, endpoint, read_profile(args.profile), seed=args.seed)
+            if args.command == "capacity":
+                print(msgspec.json.encode(await checker.capacity(args.seconds)).decode())
+                return
+            report, done = await checker.at(args.load, args.seconds)
+            print(msgspec.json.encode(report).decode())
+            if args.rows is not None:
+                rows = [
+                    [r.request.arrival_s, r.request.prompt_tokens, r.request.output_tokens]
+                    + [getattr(x, m) for m in ("ttft_s", "tpot_s", "e2e_s") for x in (r.request, r)]
+                    for r in done
+                ]
+                args.rows.write_text(json.dumps(rows))
+        finally:
+            await client.close()
+
+    with engine(args.throttle) as url:
+        asyncio.run(run(url))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("calibrate")
+    one.add_argument("--out", type=Path, required=True)
+    one.add_argument("--budget", type=float, default=170.0)
+    for name in ("check", "capacity"):
+        two = commands.add_parser(name)
+        two.add_argument("profile", type=Path)
+        two.add_argument("--seconds", type=float, default=100.0)
+        two.add_argument("--load", type=float, default=0.5)
+        two.add_argument("--seed", type=int, default=11)
+        two.add_argument("--rows", type=Path)
+    for command in commands.choices.values():
+        command.add_argument("--throttle", type=float, default=1.0)
+    args = parser.parse_args()
+    (calibrate if args.command == "calibrate" else check)(args)
+
+
+if __name__ == "__main__":
+    main()
