@@ -1,0 +1,206 @@
+"""Watch the router's events for clean observations of instances, and tell it when their cost models have moved.
+
+A driver calls `observe` after each `Router.handle` and feeds the router what comes back. Clean are: the first token
+of a request that was alone on its instance from dispatch on, and tokens between two reports of a request while its
+instance's batch did not change. Everything else (queueing, preempted, cancelled, failed, disaggregated, and each
+instance's first requests, which may be cold) is left out and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from weighbridge.core.actions import Action, Dispatch
+from weighbridge.core.events import (
+    Event,
+    FirstToken,
+    InstanceDown,
+    InstanceUp,
+    PrefillFinished,
+    ProfileUpdated,
+    RequestArrived,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    TokensProgressed,
+)
+from weighbridge.core.instance import InstanceSpec
+from weighbridge.cost.online import DecodeSample, OnlineCost, PrefillSample
+
+COLD_REQUESTS = 1
+"""An instance's first requests after it came up are not learned from."""
+LEAST_STEPS = 4
+TELL_EVERY_S = 5.0
+
+
+@dataclass(slots=True)
+class _Running:
+    prompt_tokens: int
+    dispatched_s: float
+    alone: bool
+    cold: bool
+    first_s: float | None = None
+    seen_tokens: int = 1
+    seen_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Watched:
+    spec: InstanceSpec
+    cost: OnlineCost | None
+    generation: int
+    served: int = 0
+    changed_s: float = 0.0
+    told_s: float = float("-inf")
+    told: ProfileUpdated | None = None
+    running: dict[str, _Running] = field(default_factory=dict)
+
+    @property
+    def prefilling(self) -> bool:
+        return any(r.first_s is None for r in self.running.values())
+
+
+class Refinement:
+    """Learns from events; pure, so that a replayed log refines alike."""
+
+    def __init__(self) -> None:
+        self._instances: dict[str, _Watched] = {}
+        self._prompts: dict[str, int] = {}
+        self._where: dict[str, str] = {}
+
+    def cost(self, instance: str) -> OnlineCost | None:
+        """The refined model of an instance; None where it is unknown or has nothing to refine."""
+        watched = self._instances.get(instance)
+        return None if watched is None else watched.cost
+
+    def observe(self, event: Event, actions: Iterable[Action], now_s: float) -> list[ProfileUpdated]:
+        """Take one event and the router's answer to it; returns updates that the router should be fed."""
+        updates = self._on_event(event, now_s)
+        for action in actions:
+            if isinstance(action, Dispatch):
+                self._on_dispatch(action, now_s)
+        return updates
+
+    def _on_event(self, event: Event, now_s: float) -> list[ProfileUpdated]:
+        if isinstance(event, RequestArrived):
+            self._prompts[event.request.id] = event.request.prompt_tokens
+        elif isinstance(event, FirstToken):
+            return self._on_first(event.request_id, now_s)
+        elif isinstance(event, TokensProgressed):
+            return self._on_progress(event.request_id, event.output_tokens, now_s)
+        elif isinstance(event, RequestFinished):
+            return self._on_finish(event, now_s)
+        elif isinstance(event, RequestFailed | RequestCancelled):
+            self._drop(event.request_id, now_s, final=isinstance(event, RequestCancelled))
+        elif isinstance(event, PrefillFinished):
+            self._drop(event.request_id, now_s, final=False)
+        elif isinstance(event, ProfileUpdated):
+            self._recalibrated(event)
+        elif isinstance(event, InstanceUp):
+            self._up(event.spec, event.generation)
+        elif isinstance(event, InstanceDown) and not event.drain:
+            self._down(event.instance)
+        return []
+
+    def _up(self, spec: InstanceSpec, generation: int) -> None:
+        cost = None
+        if spec.step is not None or spec.rates is not None:
+            cost = OnlineCost(spec.step, spec.rates, spec.error, token_budget=spec.limits.token_budget)
+        self._down(spec.name)
+        self._instances[spec.name] = _Watched(spec, cost, generation)
+
+    def _recalibrated(self, event: ProfileUpdated) -> None:
+        """Somebody else has a new profile: start anew from it."""
+        watched = self._instances.get(event.instance)
+        if watched is not None and event != watched.told:
+            known = event.step is not None or event.rates is not None
+            budget = watched.spec.limits.token_budget
+            watched.cost = OnlineCost(event.step, event.rates, event.error, token_budget=budget) if known else None
+
+    def _down(self, name: str) -> None:
+        watched = self._instances.pop(name, None)
+        for request_id in watched.running if watched is not None else ():
+            self._where.pop(request_id, None)
+
+    def _on_dispatch(self, action: Dispatch, now_s: float) -> None:
+        self._drop(action.request_id, now_s, final=False)
+        watched = self._instances.get(action.instance)
+        if watched is None or action.leg != "whole":
+            return
+        for other in watched.running.values():
+            if other.first_s is None:
+                other.alone = False
+        watched.running[action.request_id] = _Running(
+            prompt_tokens=self._prompts.get(action.request_id, 0),
+            dispatched_s=now_s,
+            alone=not watched.running,
+            cold=watched.served < COLD_REQUESTS,
+        )
+        watched.served += 1
+        watched.changed_s = now_s
+        self._where[action.request_id] = action.instance
+
+    def _on_first(self, request_id: str, now_s: float) -> list[ProfileUpdated]:
+        watched, running = self._find(request_id)
+        if watched is not None and running is not None:
+            running.first_s = running.seen_s = now_s
+            watched.changed_s = now_s
+        return []
+
+    def _on_progress(self, request_id: str, output_tokens: int, now_s: float) -> list[ProfileUpdated]:
+        watched, running = self._find(request_id)
+        if watched is None or running is None or running.first_s is None:
+            return []
+        self._decode_sample(watched, running, output_tokens, now_s)
+        return self._tell(watched, now_s)
+
+    def _on_finish(self, event: RequestFinished, now_s: float) -> list[ProfileUpdated]:
+        watched, running = self._find(event.request_id)
+        if watched is not None and running is not None and running.first_s is not None and watched.cost is not None:
+            self._decode_sample(watched, running, event.output_tokens, now_s)
+            prompt = event.prompt_tokens if event.prompt_tokens is not None else running.prompt_tokens
+            uncached = prompt - (event.cached_tokens or 0)
+            if running.alone and not running.cold and uncached > 0:
+                watched.cost.observe_prefill(PrefillSample(uncached, running.first_s - running.dispatched_s))
+            else:
+                watched.cost.exclude()
+        self._drop(event.request_id, now_s, final=True)
+        return [] if watched is None else self._tell(watched, now_s)
+
+    def _decode_sample(self, watched: _Watched, running: _Running, output_tokens: int, now_s: float) -> None:
+        steps = output_tokens - running.seen_tokens
+        steady = watched.changed_s <= running.seen_s and not watched.prefilling
+        if steady and steps < LEAST_STEPS:
+            return  # too few yet: wait for more from the same moment on
+        if steady and watched.cost is not None:
+            if running.cold:
+                watched.cost.exclude()
+            else:
+                kv = sum(r.prompt_tokens + r.seen_tokens for r in watched.running.values())
+                kv += len(watched.running) * steps // 2
+                seconds = now_s - running.seen_s
+                watched.cost.observe_decode(DecodeSample(steps, len(watched.running), kv, seconds))
+        running.seen_tokens, running.seen_s = output_tokens, now_s
+
+    def _drop(self, request_id: str, now_s: float, *, final: bool) -> None:
+        watched, running = self._find(request_id)
+        if watched is not None and running is not None:
+            del watched.running[request_id]
+            watched.changed_s = now_s
+        self._where.pop(request_id, None)
+        if final:
+            self._prompts.pop(request_id, None)
+
+    def _find(self, request_id: str) -> tuple[_Watched | None, _Running | None]:
+        watched = self._instances.get(self._where.get(request_id, ""))
+        return (watched, watched.running.get(request_id)) if watched is not None else (None, None)
+
+    def _tell(self, watched: _Watched, now_s: float) -> list[ProfileUpdated]:
+        cost = watched.cost
+        if cost is None or now_s - watched.told_s < TELL_EVERY_S or not cost.news():
+            return []
+        watched.told_s = now_s
+        step = cost.step if cost.has_step else None
+        watched.told = ProfileUpdated(instance=watched.spec.name, rates=cost.rates, step=step, error=cost.error)
+        return [watched.told]
