@@ -90,7 +90,7 @@ def test_errors_keep_the_openai_envelope(served: Served) -> None:
 def test_every_decision_is_recorded_with_its_terms(served: Served) -> None:
     with client(served.url) as api:
         api.completions.create(model=MODEL, prompt="Count to ten:", max_tokens=3)
-    decision = served.get("/decisions?last=1")["decisions"][0]["decision"]
+    decision = served.get("/decisions?last=1")["decisions"][0]
     assert {c["instance"] for c in decision["candidates"]} == {i["name"] for i in served.instances}
     for candidate in decision["candidates"]:
         assert candidate["score"] == pytest.approx(sum(candidate["terms"].values()))
