@@ -47,7 +47,7 @@ class Served:
         deadline = time.monotonic() + timeout_s
         while True:
             fleet = self.fleet()
-            if all(i["ledger"]["in_flight"] == 0 for i in fleet.values()):
+            if all(i["in_flight"] == 0 for i in fleet.values()):
                 return fleet
             if time.monotonic() > deadline:
                 raise AssertionError(f"not idle after {timeout_s} s: {fleet}")

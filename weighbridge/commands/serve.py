@@ -144,7 +144,7 @@ def _announce(serving: Serving, as_json: bool, console: object) -> None:
             f"{row[k]:,.0f}" if row[k] else "not measured" for k in ("prefill_tokens_per_s", "decode_tokens_per_s")
         ]
         table.add_row(row["name"], row["kind"], row["url"], row["model"], *rates)
-    console.print(table, width=max(console.width, 100))
+    console.print(table, width=console.width if console.is_terminal else 160)
     console.print(f"\nReady in {ready['start_s']:.1f} s. Policy: {ready['policy']}. Event log: {ready['data_dir']}")
     console.print(f"  OpenAI API  {ready['url']}/v1")
     console.print(f"  Admin       {ready['admin']}/fleet  /decisions?last=10  /metrics")
