@@ -5,7 +5,8 @@
     ├── InputError           a file or value a person handed over
     │   ├── TraceError       a workload trace
     │   ├── LogError         an event log
-    │   └── ProfileError     a profile file
+    │   ├── ProfileError     a profile file
+    │   └── CheckpointError  a model selector's checkpoint
     ├── PolicyError          unknown policy, bad policy option, or a policy that broke its contract
     ├── ModelError           a model file or the inference library
     ├── RequestError         a client's request; carries HTTP status, type, code and param
@@ -51,6 +52,10 @@ class LogError(InputError):
 
 class ProfileError(InputError):
     """A profile file is corrupt, of a future version, or made for something else."""
+
+
+class CheckpointError(InputError):
+    """A selector's checkpoint is damaged, of another version, or made for another pool of models."""
 
 
 class PolicyError(WeighbridgeError):
