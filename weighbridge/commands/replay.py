@@ -14,7 +14,10 @@ def register(app: typer.Typer) -> None:
 
 
 def replay(
-    log: Annotated[Path, typer.Argument(help="Event log written by the gateway or the simulator (JSON Lines).")],
+    log: Annotated[
+        list[Path],
+        typer.Argument(help="Event log of the gateway or the simulator; several files: one rotated log, in order."),
+    ],
     check: Annotated[bool, typer.Option("--check", help="Prove that a fresh router takes identical actions.")] = False,
     policy: Annotated[
         list[str] | None, typer.Option("--policy", help="Show what this policy would have chosen; may be repeated.")
@@ -28,16 +31,19 @@ def replay(
     import msgspec
 
     from weighbridge.core.errors import LogError
-    from weighbridge.core.event_log import LogReader
+    from weighbridge.core.event_log import LogReader, RotatedLog
     from weighbridge.routing import replay as replaying
 
-    def read() -> LogReader:
-        try:
-            return LogReader(log.open("rb"), str(log))
-        except OSError as error:
-            raise LogError(f"{log}: cannot be read: {error.strerror}") from None
+    def read() -> RotatedLog:
+        readers = []
+        for path in log:
+            try:
+                readers.append(LogReader(path.open("rb"), str(path)))
+            except OSError as error:
+                raise LogError(f"{path}: cannot be read: {error.strerror}") from None
+        return RotatedLog(readers)
 
-    result: dict[str, object] = {"log": str(log)}
+    result: dict[str, object] = {"log": [str(path) for path in log]}
     failed = False
     if check or not policy:
         reader = read()

@@ -84,3 +84,20 @@ class LogReader:
                     self.truncated = True
                     return
                 raise LogError(f"{self._name}: line {number}: {error}") from None
+
+
+class RotatedLog:
+    """The files of one rotated log, read one after the other. `header` is the first file's."""
+
+    def __init__(self, readers: list[LogReader]) -> None:
+        self._readers = readers
+        self.header = readers[0].header
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the last line of a file was cut."""
+        return any(reader.truncated for reader in self._readers)
+
+    def __iter__(self) -> Iterator[Entry]:
+        for reader in self._readers:
+            yield from reader
