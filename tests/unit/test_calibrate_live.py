@@ -144,12 +144,13 @@ def test_a_quick_profile_has_rates_and_says_that_it_is_rough() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give either the URL of an engine, or --from"),
-        (["http://127.0.0.1:1", "--from", "x"], "give either the URL of an engine, or --from"),
+        ([], "give one of: the URL of an engine, --from"),
+        (["http://127.0.0.1:1", "--from", "x"], "give one of: the URL of an engine, --from"),
+        (["http://127.0.0.1:1", "--limit", "sequences=4"], "expected NAME=NUMBER"),
+        (["--prior", "config.json"], "--prior needs --device"),
         (["http://127.0.0.1:1", "--kind", "x"], "--kind is 'x', expected one of vllm"),
         (["http://127.0.0.1:1", "--budget", "soon"], "--budget is 'soon'"),
         (["http://127.0.0.1:1", "--key-env", "WB_NO_SUCH"], "names WB_NO_SUCH, but that variable is not set"),
-        (["--from", "nowhere.jsonl"], "--from needs --meta"),
     ],
 )
 def test_bad_flags_are_refused_before_anything_is_measured(arguments: list[str], message: str) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from weighbridge.calibrate.endpoint import Kind
+from weighbridge.calibrate.engines import scheduling_of
 from weighbridge.calibrate.fitting import METRICS, TERMS, RequestFit, fit_requests, pairs, residual_quantiles
-from weighbridge.calibrate.from_run import AMPLE_BLOCKS, error_terms
+from weighbridge.calibrate.from_run import error_terms
 from weighbridge.calibrate.measure import Measurement
 from weighbridge.calibrate.probe import ProbeResult
 from weighbridge.calibrate.replay import Replayed
@@ -34,23 +34,6 @@ class Calibration:
     fitted: Sequence[bool]
     stages: Sequence[str]
     warnings: tuple[str, ...]
-
-
-def scheduling_of(kind: Kind, limits: Limits) -> SchedulerConfig:
-    """How an engine of that kind fills its steps; vLLM's usual values where it does not tell its limits."""
-    common = SchedulerConfig(
-        token_budget=limits.token_budget or 2048,
-        max_sequences=limits.max_sequences or 256,
-        block_tokens=limits.block_size,
-        blocks=limits.kv_blocks or AMPLE_BLOCKS,
-    )
-    if kind == "embedded":
-        return replace(common, mixing="split", prefill_rows=64, busy_prefill_tokens=128, preemption="swap")
-    if kind in ("sglang", "tgi"):
-        return replace(common, mixing="prefill_first")
-    if kind == "llamacpp":
-        return common
-    return replace(common, admission="prompt")
 
 
 def build_profile(found: Measurement, provenance: Provenance, *, seed: int = 0) -> Calibration:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from weighbridge.calibrate.bands import request_bands
-from weighbridge.calibrate.build import scheduling_of
-from weighbridge.calibrate.endpoint import KINDS, Endpoint, Kind, read_load
+from weighbridge.calibrate.endpoint import Endpoint, Kind, read_endpoint, read_load
+from weighbridge.calibrate.engines import config_of
 from weighbridge.calibrate.fitting import METRICS, MetricError, compare
 from weighbridge.calibrate.probe import Probe, Prober, ProbeResult
 from weighbridge.calibrate.replay import RecordedRequest, Replayed, replay
@@ -24,7 +25,6 @@ from weighbridge.core.errors import ProfileError, UpstreamError
 from weighbridge.core.instance import StepTerms
 from weighbridge.cost.profile import Profile
 from weighbridge.http.client import HttpClient
-from weighbridge.scheduling.scheduler import SchedulerConfig
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,14 +66,6 @@ class Traffic:
         return found
 
 
-def config_of(profile: Profile) -> SchedulerConfig:
-    """The scheduler that a profile was fitted with."""
-    kind: Kind = next((k for k in KINDS if k == profile.provenance.engine), "openai")
-    config = scheduling_of(kind, profile.limits)
-    kept = profile.scheduling.get("idle_prefill_tokens")
-    return replace(config, token_budget=kept) if isinstance(kept, int) else config
-
-
 def require_match(profile: Profile, endpoint: Endpoint, name: str) -> StepTerms:
     """The profile's model, if it was made of this engine kind, model and device.
 
@@ -99,6 +91,36 @@ def forecast_capacity(profile: Profile, sizes: Sequence[tuple[int, int]]) -> flo
     backlog = [RecordedRequest(str(i), 0.0, 0.0, 0.0, p, o) for i, (p, o) in enumerate(sizes)]
     done = replay(backlog, profile.step, config_of(profile))
     return _drain_rate([r.last_token_s for r in done])
+
+
+async def check_url(
+    url: str,
+    profile: Profile,
+    *,
+    name: str,
+    load: float,
+    seconds: float,
+    model: str | None = None,
+    kind: Kind | None = None,
+    key: str | None = None,
+    seed: int | None = None,
+    progress: Callable[[float, float], None] = lambda done, total: None,
+) -> CheckReport:
+    """Send traffic to the engine at `url` for `seconds`, and compare it with the profile called `name`.
+
+    Raises:
+        ProfileError: it was made for another engine, model or device; UpstreamError: the engine cannot be measured.
+    """
+    client = HttpClient()
+    try:
+        endpoint = await read_endpoint(client, url, model=model, kind=kind, key=key)
+        require_match(profile, endpoint, name)
+        seed = time.time_ns() if seed is None else seed
+        checker = Checker(client, endpoint, profile, seed=seed, progress=progress)
+        report, _ = await checker.at(load, seconds)
+        return report
+    finally:
+        await client.close()
 
 
 class Checker:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
+from weighbridge.calibrate.engines import kind_of, scheduling_of
 from weighbridge.calibrate.fitting import METRICS, MetricError, RequestFit, compare, fit_requests, pairs
 from weighbridge.calibrate.fitting import residual_quantiles as quantiles
 from weighbridge.calibrate.replay import RecordedRequest
@@ -15,9 +16,6 @@ from weighbridge.core.instance import Limits, StepTerms
 from weighbridge.cost.profile import Profile, Provenance
 from weighbridge.cost.step import rates_of
 from weighbridge.scheduling.scheduler import SchedulerConfig
-
-AMPLE_BLOCKS = 1_000_000
-"""Stands for a KV capacity that the engine did not tell and that is taken to be no bound."""
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,24 +40,6 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...]
 
 
-def vllm_scheduling(limits: Limits, *, prefix_caching: bool = True) -> SchedulerConfig:
-    """How vLLM fills its steps, with the limits that the engine told.
-
-    Raises:
-        InputError: the token budget or the maximum of sequences is unknown.
-    """
-    if limits.token_budget is None or limits.max_sequences is None:
-        raise InputError("the engine's token budget and maximum of sequences are needed to replay its scheduler")
-    return SchedulerConfig(
-        token_budget=limits.token_budget,
-        max_sequences=limits.max_sequences,
-        block_tokens=limits.block_size,
-        blocks=limits.kv_blocks or AMPLE_BLOCKS,
-        prefix_caching=prefix_caching and limits.kv_blocks is not None,
-        admission="prompt",
-    )
-
-
 def calibrate_run(
     requests: Sequence[RecordedRequest],
     limits: Limits,
@@ -80,7 +60,7 @@ def calibrate_run(
             f"--fit-first is {fit_first}; with {len(requests)} requests it must be from 20 to {len(requests) - 1}, so "
             "that some are left to judge the fit by"
         )
-    config = vllm_scheduling(limits)
+    config = scheduling_of(kind_of(told.get("engine", "")), limits)
     rng = np.random.default_rng(seed)
     fitted = [index < fit_first for index in range(len(requests))]
     result = fit_requests(requests, config, fitted=fitted, rng=rng, progress=progress)
@@ -89,6 +69,8 @@ def calibrate_run(
     warnings = []
     if limits.kv_blocks is None:
         warnings.append("KV capacity unknown, taken as ample: with a wrong capacity forecasts are 20-40 % off")
+    if limits.token_budget is None or limits.max_sequences is None:
+        warnings.append("token budget or maximum of sequences unknown; vLLM's usual 2048 and 256 taken")
     if not result.fit.identifiable:
         warnings.append(f"cannot tell apart from this run: {', '.join(result.fit.unidentified)}")
     report = RunReport(

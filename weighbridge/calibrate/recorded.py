@@ -6,12 +6,17 @@ and `last_token_ts` (engine clock). Names of the same meaning from other recorde
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal
 
+from weighbridge.calibrate.event_log import read_instance_run
+from weighbridge.calibrate.files import read_bytes
 from weighbridge.calibrate.replay import RecordedRequest
-from weighbridge.core.errors import LogError
+from weighbridge.core.errors import InputError, LogError
+from weighbridge.core.event_log import LogReader
 from weighbridge.core.instance import Limits
 
 Boundary = Literal["engine", "client"]
@@ -25,6 +30,24 @@ _NAMES = {
     "first": ("first_token_ts", "first_token_s"),
     "last": ("last_token_ts", "last_token_s"),
 }
+
+
+def read_run(
+    recorded: Path, meta: Path | None, instance: str | None = None
+) -> tuple[list[RecordedRequest], Limits, dict[str, str]]:
+    """Requests, the engine's limits and what is told of it: of request timings with their meta file, or an event log.
+
+    Raises:
+        InputError: a file cannot be read or used; the message says which and what to do.
+    """
+    data = read_bytes(recorded)
+    if b'"weighbridge.events"' in data[:200]:
+        run = read_instance_run(LogReader(io.BytesIO(data), str(recorded)), str(recorded), instance)
+        return run.requests, run.spec.limits, {"engine": run.spec.kind, "model": ", ".join(run.spec.models)}
+    if meta is None:
+        raise InputError(f"{recorded}: request timings need --meta, the engine's settings (token budget, KV ...)")
+    limits, told = read_limits(read_bytes(meta), str(meta))
+    return read_requests(data.decode(errors="replace").splitlines(), str(recorded)), limits, told
 
 
 def read_requests(lines: Iterable[str], name: str, boundary: Boundary = "engine") -> list[RecordedRequest]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
+import msgspec
 from rich.table import Table
 
+from weighbridge.calibrate.fitting import MetricError
 from weighbridge.core.instance import StepTerms
 from weighbridge.cost.profile import Profile
 
@@ -60,31 +62,59 @@ def profile_tables(profile: Profile) -> list[Table]:
     return tables
 
 
+def error_table(title: str, metrics: Mapping[str, MetricError]) -> Table:
+    """How forecasts compared with what happened."""
+    table = Table(title=title)
+    for column in ("metric", "mean error", "median", "p90", "p99", "bias of mean", "bias of p99"):
+        table.add_column(column, justify="left" if column == "metric" else "right")
+    for metric, e in metrics.items():
+        shares = [f"{share:.1%}" for share in (e.mape, e.median, e.p90, e.p99)]
+        table.add_row(metric.removesuffix("_s").upper(), *shares, f"{e.bias_mean:+.1%}", f"{e.bias_p99:+.1%}")
+    return table
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a comparison; `ratio` is the second over the first where both are numbers above 0."""
+
+    name: str
+    first: float | str | None
+    second: float | str | None
+    ratio: float | None = None
+
+
+def differences(a: Profile, b: Profile) -> list[Difference]:
+    """Everything in which two profiles may differ, in a fixed order."""
+    found = [
+        Difference(name=name, first=getattr(a.provenance, name), second=getattr(b.provenance, name))
+        for name in ("engine", "engine_version", "model", "quantisation", "device", "measured_at")
+    ]
+    numbers: list[tuple[str, float | None, float | None]] = [
+        ("prefill_tokens_per_s", a.rates.prefill_tokens_per_s, b.rates.prefill_tokens_per_s),
+        ("decode_tokens_per_s", a.rates.decode_tokens_per_s, b.rates.decode_tokens_per_s),
+    ]
+    for name in _UNITS:
+        left, right = (None if p.step is None else float(getattr(p.step, name)) for p in (a, b))
+        numbers.append((name, left, right))
+    limits = ("token_budget", "max_sequences", "kv_blocks", "max_context")
+    numbers += [(name, getattr(a.limits, name), getattr(b.limits, name)) for name in limits]
+    numbers.append(("error", a.error, b.error))
+    for name, left, right in numbers:
+        ratio = right / left if left and right else None
+        found.append(Difference(name=name, first=left, second=right, ratio=ratio))
+    return found
+
+
 def difference_table(a: Profile, b: Profile, names: tuple[str, str]) -> Table:
-    """Two profiles and the ratio of the second to the first."""
+    """Two profiles side by side, lines that are empty in both left out."""
     table = Table(title="two profiles")
     for column in ("", *names, "ratio"):
         table.add_column(column, justify="right" if column else "left")
-    texts: list[tuple[str, Callable[[Profile], str]]] = [
-        ("engine", lambda p: f"{p.provenance.engine} {p.provenance.engine_version}".strip()),
-        ("model", lambda p: p.provenance.model),
-        ("device", lambda p: p.provenance.device),
-        ("measured", lambda p: p.provenance.measured_at),
-    ]
-    for name, text in texts:
-        table.add_row(name, text(a), text(b), "" if text(a) == text(b) else "differs")
-    numbers: list[tuple[str, float | None, float | None]] = [
-        ("prefill tokens/s", a.rates.prefill_tokens_per_s, b.rates.prefill_tokens_per_s),
-        ("decode tokens/s", a.rates.decode_tokens_per_s, b.rates.decode_tokens_per_s),
-    ]
-    for name, (scale, unit) in _UNITS.items():
-        left, right = (getattr(p.step, name) * scale if p.step is not None else None for p in (a, b))
-        numbers.append((unit, left, right))
-    numbers += [("KV blocks", a.limits.kv_blocks, b.limits.kv_blocks), ("error", a.error, b.error)]
-    for name, left, right in numbers:
-        if left or right:
-            ratio = f"{right / left:.3f}" if left and right else ""
-            table.add_row(name, *("" if v is None else f"{v:.4g}" for v in (left, right)), ratio)
+    for d in differences(a, b):
+        if d.first or d.second:
+            scale, label = _UNITS.get(d.name, (1.0, d.name.replace("_", " ")))
+            cells = ["" if v is None else v if isinstance(v, str) else f"{v * scale:.4g}" for v in (d.first, d.second)]
+            note = f"{d.ratio:.3f}" if d.ratio is not None else "" if d.first == d.second else "differs"
+            table.add_row(label, *cells, note)
     return table
 
 
