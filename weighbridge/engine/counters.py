@@ -39,8 +39,8 @@ class Counters:
         "finished",
         "generation_tokens",
         "itl_s",
-        "lookup_s",
         "output_tokens",
+        "place_s",
         "prefill_s",
         "prefill_tokens",
         "prefix_hits",
@@ -73,7 +73,7 @@ class Counters:
         self.generation_tokens = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
-        self.lookup_s = 0.0
+        self.place_s = 0.0  # copying and cutting KV for prefix hits
         self.swaps = 0
         self.swap_bytes = 0
         self.swap_s = 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,10 +19,11 @@ from weighbridge.engine.generation import Generation, GenerationRequest, Output,
 from weighbridge.engine.grammar import Grammar
 from weighbridge.engine.model import LlamaModel
 from weighbridge.engine.options import EngineOptions, scheduler_config
-from weighbridge.engine.runner import LlamaRunner, Rows
+from weighbridge.engine.runner import LlamaRunner, Rows, kv_value_bytes
 from weighbridge.engine.sampling import Sampler
 from weighbridge.engine.stepper import Deliver, Stepper
 from weighbridge.engine.text import TextStream
+from weighbridge.scheduling.prefix_cache import PrefixCache, PrefixCacheConfig
 from weighbridge.scheduling.scheduler import AddRefused, Scheduler
 from weighbridge.scheduling.sequence import Sequence
 
@@ -60,13 +62,21 @@ class Engine:
         self.options = options
         self.counters = Counters()
         self.runner = LlamaRunner(model, options.runner)
-        self.scheduler = Scheduler(scheduler_config(options, self.runner.slot_tokens))
+        self.scheduler = Scheduler(scheduler_config(options, self.runner.slot_tokens), self._prefix_cache())
         self.context_tokens = min(self.runner.slot_tokens, model.trained_context_tokens)
         self._deliver = deliver
         self._commands: queue.SimpleQueue[_Submit | _Cancel | _Call | _Stop] = queue.SimpleQueue()
         self._generations: dict[str, Generation] = {}
         self._stepper = Stepper(self.runner, self.scheduler, self.counters, self._generations, options, deliver)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def _prefix_cache(self) -> PrefixCache | None:
+        """None where it is off, or where the model's KV cannot be cut (recurrent state, sliding windows)."""
+        if not self.options.prefix_caching or not self.model.trimmable:
+            return None
+        per_token = max(1, self.model.file.kv_bytes(1, kv_value_bytes(self.options.runner.kv_type)))
+        config = PrefixCacheConfig(saved_tokens=self.options.prefix_store_bytes // per_token)
+        return PrefixCache(config, time.perf_counter)
 
     @property
     def healthy(self) -> bool:
@@ -116,6 +126,7 @@ class Engine:
                 self._stepper.step()
             except Exception:
                 log.exception("a step failed; all running requests end")
+                self._stepper.forget()
                 self._stepper.drop(list(self.scheduler.running), "the engine failed in a step")
         for request_id in list(self._generations):
             self._cancel(request_id)

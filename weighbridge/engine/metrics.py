@@ -51,6 +51,8 @@ class EngineCollector(Collector):
 
     def _counters(self) -> Iterable[Metric]:
         counters = self._engine.counters
+        prefixes = self._engine.scheduler.prefixes
+        lookup_s = 0.0 if prefixes is None else prefixes.lookup_s
         values = {
             "vllm:prompt_tokens": ("Prompt tokens of answered requests.", counters.prompt_tokens),
             "vllm:generation_tokens": ("Generated tokens.", counters.generation_tokens),
@@ -63,7 +65,8 @@ class EngineCollector(Collector):
             "weighbridge_engine_decode_seconds": ("Seconds of decode passes.", counters.decode_s),
             "weighbridge_engine_steps": ("Steps.", counters.steps),
             "weighbridge_engine_step_seconds": ("Seconds of whole steps.", counters.steps_s),
-            "weighbridge_engine_prefix_lookup_seconds": ("Seconds of prefix lookups.", counters.lookup_s),
+            "weighbridge_engine_prefix_lookup_seconds": ("Seconds of prefix lookups.", lookup_s),
+            "weighbridge_engine_prefix_place_seconds": ("Seconds of copying prefixes in place.", counters.place_s),
             "weighbridge_engine_swapped_bytes": ("KV bytes swapped to host memory.", counters.swap_bytes),
             "weighbridge_engine_swap_seconds": ("Seconds of swapping.", counters.swap_s),
             "weighbridge_engine_transferred_bytes": ("KV bytes taken over from others.", counters.transfer_bytes),

@@ -16,7 +16,8 @@ BLOCK_TOKENS = 16
 class EngineOptions:
     """One instance. `busy_prefill_tokens` is the prefill of a step while anything decodes, `idle_prefill_tokens` else.
 
-    `max_step_s` lowers the latter on slow machines, so that a cancelled request's slot is free about that soon.
+    `prefix_store_bytes` bounds the KV kept outside the slots for later requests. `max_step_s` lowers the prefill of a
+    step on slow machines, so that a cancelled request's slot is free about that soon.
     """
 
     runner: RunnerOptions = field(default_factory=RunnerOptions)
@@ -24,6 +25,8 @@ class EngineOptions:
     idle_prefill_tokens: int = 512
     prefill_rows: int = 64
     max_step_s: float = 0.5
+    prefix_caching: bool = True
+    prefix_store_bytes: int = 256 << 20
     max_waiting: int = 512
     discipline: Discipline = "priority"
     ageing_s: float | None = 30.0

@@ -15,6 +15,7 @@ from weighbridge.engine.options import EngineOptions
 from weighbridge.engine.runner import DecodeFailed, LlamaRunner, Rows
 from weighbridge.engine.sampling import Logits, token_logprob
 from weighbridge.scheduling.batch import Batch
+from weighbridge.scheduling.prefix_cache import Placement, Saved
 from weighbridge.scheduling.scheduler import Scheduler
 from weighbridge.scheduling.sequence import Sequence
 
@@ -42,6 +43,7 @@ class Stepper:
         self._options = options
         self._deliver = deliver
         self._swapped: dict[str, NDArray[np.uint8]] = {}
+        self._saved: dict[Saved, NDArray[np.uint8]] = {}
         self._prefill_s_per_token = 0.0
         self.failures_in_a_row = 0
 
@@ -61,20 +63,51 @@ class Stepper:
         self._counters.step_tokens.observe(batch.tokens)
 
     def _move_memory(self, batch: Batch) -> None:
-        """Swap out what was preempted and in what comes back, before their slots are written."""
-        if not batch.preempted and not batch.restored:
-            return
+        """Swap out what was preempted, put prefixes in place, swap in what comes back."""
+        if batch.preempted or batch.restored:
+            begun = time.perf_counter()
+            for seq, tokens, slot in batch.preempted:
+                if tokens:
+                    self._swap_out(seq, slot)
+                self.release(slot)
+            self._counters.swap_s += time.perf_counter() - begun
+        for placement in batch.placements:
+            self._place(placement)
+        if batch.restored:
+            begun = time.perf_counter()
+            for seq in batch.restored:
+                self._runner.restore(seq.slot, self._swapped.pop(str(seq.id)))
+            self._counters.swap_s += time.perf_counter() - begun
+
+    def _swap_out(self, seq: Sequence, slot: int) -> None:
+        data = self._runner.save(slot)
+        self._swapped[str(seq.id)] = data
+        self._counters.swaps += 1
+        self._counters.swap_bytes += len(data)
+
+    def _place(self, placement: Placement) -> None:
         begun = time.perf_counter()
-        for seq, tokens, slot in batch.preempted:
-            if tokens:
-                data = self._runner.save(slot)
-                self._swapped[str(seq.id)] = data
-                self._counters.swaps += 1
-                self._counters.swap_bytes += len(data)
-            self.release(slot)
-        for seq in batch.restored:
-            self._runner.restore(seq.slot, self._swapped.pop(str(seq.id)))
-        self._counters.swap_s += time.perf_counter() - begun
+        seq, slot, source = placement.seq, placement.slot, placement.source
+        for saved in placement.drop:
+            self._saved.pop(saved, None)
+        if placement.save is not None:
+            self._saved[placement.save] = self._runner.save(slot)
+        if isinstance(source, Saved):
+            self._runner.restore(slot, self._saved[source])
+        elif source is not None and source != slot:
+            self._runner.restore(slot, self._runner.save(source))
+        self._runner.trim(slot, placement.tokens)
+        if seq.preemptions == 0:
+            self._counters.prefix_queries += seq.prompt_tokens
+            self._counters.prefix_hits += placement.tokens
+        self._counters.place_s += time.perf_counter() - begun
+
+    def forget(self) -> None:
+        """After an error that leaves the state of the slots unknown: empty them all, and every copy."""
+        if self._scheduler.prefixes is not None:
+            self._scheduler.prefixes.clear()
+        self._saved.clear()
+        self._runner.clear()
 
     def _decode(self, decodes: list[Sequence], finished: list[Sequence]) -> None:
         decodes = sorted(decodes, key=_slot)  # the library runs consecutive streams together
@@ -104,8 +137,6 @@ class Stepper:
             rows = []
             for seq, start, count in pieces:
                 assert seq.tokens is not None
-                if start == 0:
-                    self._runner.trim(seq.slot, 0)
                 want = start + count == seq.total_tokens
                 rows.append(Rows(seq.slot, seq.tokens[start : start + count], start, want))
                 if want:
@@ -231,7 +262,7 @@ class Stepper:
         self._scheduler.drop(seqs, time.monotonic())
         outputs = []
         for seq, slot in zip(seqs, slots, strict=True):
-            self.release(slot)
+            self._runner.trim(slot, 0)
             generation = self._generations.get(str(seq.id))
             if generation is not None:
                 generation.error = reason
@@ -239,8 +270,8 @@ class Stepper:
         self._deliver(outputs)
 
     def release(self, slot: int) -> None:
-        """A slot's sequence is gone."""
-        if slot >= 0:
+        """A slot's sequence is gone; with a prefix cache its content stays for others."""
+        if slot >= 0 and self._scheduler.prefixes is None:
             self._runner.trim(slot, 0)
 
 

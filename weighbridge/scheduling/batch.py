@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from weighbridge.scheduling.prefix_cache import Placement
 from weighbridge.scheduling.sequence import Sequence
 
 
@@ -28,7 +29,8 @@ class Preemption(NamedTuple):
 class Batch:
     """One step. `decodes` compute one token each at position `computed_tokens`; `prefills` are chunks.
 
-    Order of work for an engine: save `preempted` swaps, `restored` swaps back in, then the forward pass.
+    Order of work for an engine: save `preempted` swaps, carry out `placements` (only with a prefix cache over slots),
+    swap `restored` back in, then the forward pass.
     `attended_tokens` (A of the cost model) sums over prefill tokens the context that each attends to, itself
     included; `kv_tokens` (K) sums the computed tokens of decoding sequences; `context_tokens` sums the computed
     tokens of all sequences of the step, prefilling ones included.
@@ -38,6 +40,7 @@ class Batch:
     prefills: list[Piece]
     preempted: list[Preemption]
     restored: list[Sequence]
+    placements: list[Placement] = field(default_factory=list)
     prefill_tokens: int = 0
     attended_tokens: int = 0
     kv_tokens: int = 0

@@ -15,6 +15,7 @@ from weighbridge.scheduling.sequence import Sequence
 if TYPE_CHECKING:
     from weighbridge.scheduling.scheduler import Scheduler
 
+_MOST_ASIDE = 32  # sequences that may let others by in one step
 Mixing = Literal["mixed", "split", "whole", "prefill_first", "prefill_first_mixed", "decode_first", "request_level"]
 
 
@@ -60,8 +61,7 @@ def split(scheduler: Scheduler, batch: Batch, now_s: float) -> None:
     preempted = len(batch.preempted)
     _add_decodes(scheduler, batch, config.max_sequences)
     if len(batch.preempted) == preempted or not batch.decodes:
-        while (head := scheduler.waiting.head()) is not None and scheduler.admit(head.total_tokens, batch, now_s):
-            pass
+        _admit_all(scheduler, batch, now_s)
     prefills = [seq for seq in scheduler.running if not seq.decoding]
     if config.discipline == "spf":
         prefills.sort(key=_remaining)
@@ -167,6 +167,19 @@ def _admit_chunks(scheduler: Scheduler, batch: Batch, budget: int, now_s: float)
         _add_piece(batch, head, count)
         budget -= count
     return budget
+
+
+def _admit_all(scheduler: Scheduler, batch: Batch, now_s: float) -> None:
+    """Start every waiting sequence that finds a slot; those that wait for a prefix of a running one let others by."""
+    aside: list[Sequence] = []
+    while (head := scheduler.waiting.head()) is not None and len(aside) < _MOST_ASIDE:
+        if scheduler.admit(head.total_tokens, batch, now_s):
+            continue
+        if scheduler.prefixes is None or len(scheduler.running) >= scheduler.config.max_sequences:
+            break
+        aside.append(scheduler.waiting.pop())
+    for seq in aside:
+        scheduler.waiting.push(seq)
 
 
 def _admit_whole(scheduler: Scheduler, batch: Batch, budget: int, now_s: float) -> None:

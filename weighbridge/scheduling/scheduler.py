@@ -15,6 +15,7 @@ from weighbridge.scheduling.batch import Batch, Completion, Preemption
 from weighbridge.scheduling.block_manager import BlockManager
 from weighbridge.scheduling.mixing import MIXERS, Mixing
 from weighbridge.scheduling.order import Discipline, WaitingQueue
+from weighbridge.scheduling.prefix_cache import PrefixCache
 from weighbridge.scheduling.sequence import Sequence, Status
 
 
@@ -76,8 +77,10 @@ class Scheduler:
     `running` is in order of admission (under `priority`, in order of priority), and memory is taken from its tail.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, prefixes: PrefixCache | None = None) -> None:
+        """`prefixes` is for engines whose sequences have real tokens and a KV stream per slot."""
         self.config = config
+        self.prefixes = prefixes
         self.memory = BlockManager(config.blocks, config.block_tokens, prefix_caching=config.prefix_caching)
         self.waiting = WaitingQueue(config.discipline, config.ageing_s)
         self.running: list[Sequence] = []
@@ -101,7 +104,7 @@ class Scheduler:
     @property
     def prefix_caching(self) -> bool:
         """Whether computed prompts are kept for later sequences."""
-        return self.config.prefix_caching
+        return self.config.prefix_caching or self.prefixes is not None
 
     def find(self, seq_id: str | int) -> Sequence | None:
         """The live sequence of that id."""
@@ -209,7 +212,7 @@ class Scheduler:
             if seq.status is Status.RUNNING:
                 seq.finish_reason = reason
                 seq.finished_s = now_s
-                self._finish(seq)
+                self._finish(seq, keep=False)
         self.running = [seq for seq in self.running if seq.status is Status.RUNNING]
 
     # The rest is for the mixers.
@@ -255,9 +258,13 @@ class Scheduler:
         if not self._take_room(seq, limit):
             seq.computed_tokens = 0
             return 0
+        if self.prefixes is None:
+            seq.slot = heapq.heappop(self._free_slots)
+        elif not self._place(seq, self.prefixes, batch):
+            self.memory.release(seq)
+            return 0
         self.waiting.pop()
         seq.status = Status.RUNNING
-        seq.slot = heapq.heappop(self._free_slots)
         if seq.admitted_s is None:
             seq.admitted_s = now_s
             seq.cached_tokens = seq.computed_tokens
@@ -269,6 +276,22 @@ class Scheduler:
         else:
             self.running.append(seq)
         return min(limit, seq.total_tokens - seq.computed_tokens)
+
+    def _place(self, seq: Sequence, prefixes: PrefixCache, batch: Batch) -> bool:
+        """Give the sequence a slot and the prefix that is there for it; False when it should wait for one."""
+        if seq.swapped_tokens:
+            placement = prefixes.place_restored(seq, self._free_slots)
+        else:
+            found = prefixes.place(seq, self._free_slots)
+            if found is None:
+                return False
+            placement = found
+            seq.computed_tokens = placement.tokens
+        seq.slot = placement.slot
+        self._free_slots.remove(placement.slot)
+        heapq.heapify(self._free_slots)
+        batch.placements.append(placement)
+        return True
 
     def _take_room(self, seq: Sequence, limit: int) -> bool:
         reserve = self.config.admission == "reserve"
@@ -311,15 +334,20 @@ class Scheduler:
             return self.config.preemption == "swap"
         return 2.0 * self.config.swap_s_per_token < self.config.prefill_s_per_token
 
-    def _release(self, seq: Sequence) -> None:
+    def _release(self, seq: Sequence, *, keep: bool = True) -> None:
         self.memory.release(seq)
         if seq.slot >= 0:
+            if self.prefixes is not None:
+                if keep:
+                    self.prefixes.release(seq.slot, seq)
+                else:
+                    self.prefixes.discard(seq.slot)
             heapq.heappush(self._free_slots, seq.slot)
             seq.slot = -1
 
-    def _finish(self, seq: Sequence) -> None:
+    def _finish(self, seq: Sequence, *, keep: bool = True) -> None:
         seq.status = Status.FINISHED
-        self._release(seq)
+        self._release(seq, keep=keep)
         del self._sequences[seq.id]
 
 
