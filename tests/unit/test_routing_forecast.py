@@ -7,6 +7,7 @@ import pytest
 
 from weighbridge.core.instance import InstanceSpec, Limits, StepTerms
 from weighbridge.core.request import Request, Tier
+from weighbridge.routing.cost import cost_of
 from weighbridge.routing.fleet import Fleet, Instance, Offered
 from weighbridge.routing.forecast import Forecast, chance, forecast, tpot_bound
 from weighbridge.routing.policy import Option, View
@@ -24,7 +25,9 @@ def busy(waiting: int = 0, decoding: int = 0, *, prompt: int = 1000, kv_blocks: 
     limits = Limits(token_budget=2048, kv_blocks=kv_blocks)
     instance = fleet.up(InstanceSpec(name="i", step=STEP, limits=limits), 1)
     for n in range(decoding):
-        fleet.charge(request(f"d{n}", prompt), instance, cached_tokens=0, expected_output_tokens=100, now_s=0.0)
+        fleet.charge(
+            request(f"d{n}", prompt), instance, cached_tokens=0, expected_output_tokens=100, now_s=0.0, tier=CHAT
+        )
         fleet.first_token(f"d{n}", 0.5)
     for n in range(waiting):
         fleet.charge(request(f"w{n}", prompt), instance, cached_tokens=0, expected_output_tokens=100, now_s=1.0)
@@ -35,8 +38,10 @@ def ask(instance: Instance, *, prompt: int = 200, output: int = 50, now_s: float
     option = Option(instance, cached_tokens=0, prefill_tokens=prompt, decode_tokens=output)
     fields: dict[str, object] = {"tier": CHAT, "deadline_s": now_s + 0.5, "leg": "whole", **changes}
     interference = float(fields.pop("interference", 0.0))  # type: ignore[arg-type]
+    cost = cost_of(instance.spec)
+    assert cost is not None
     view = View(request("r", prompt), [option], Fleet(), now_s, random.Random(0), False, **fields)  # type: ignore[arg-type]
-    return forecast(option, view, STEP, {"chat": CHAT}, 0.2, interference)
+    return forecast(option, view, cost, 0.2, interference)
 
 
 def test_an_idle_instance_costs_its_own_prefill_and_step() -> None:

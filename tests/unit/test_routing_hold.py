@@ -196,5 +196,5 @@ def test_the_gate_waits_for_better() -> None:
     assert held is not None
     assert 5 < sent < 100
     assert made.handle(Tick(), 0.1) == []
-    actions = [made.handle(RequestFinished(request_id=f"r{n}", output_tokens=3), 0.1) for n in range(5)]
+    actions = [made.handle(RequestFinished(request_id=f"r{n}", output_tokens=3), 0.12 + 0.02 * n) for n in range(5)]
     assert [a.request_id for done in actions for a in done if isinstance(a, Dispatch)] == [held]

@@ -9,14 +9,15 @@ from weighbridge.core.decision import Candidate, Decision
 from weighbridge.core.request import Request
 from weighbridge.routing.fleet import Fleet, Instance
 from weighbridge.routing.policy import Choice, Option, View
+from weighbridge.routing.room import Room
 
 
 class Pool:
     """The instances that are up and serve one model, by what they may be asked for."""
 
-    __slots__ = ("base_s", "decode", "entry", "max_context", "seconds_per_token")
+    __slots__ = ("base_s", "decode", "decode_room", "entry", "max_context", "room", "seconds_per_token")
 
-    def __init__(self, model: str, fleet: Fleet) -> None:
+    def __init__(self, model: str, fleet: Fleet, entry_kv: float, decode_kv: float) -> None:
         serving = [i for i in fleet if i.up and _serves(i, model)]
         self.decode = [i for i in serving if i.spec.role == "decode"]
         self.entry = [i for i in serving if i.spec.role == "mixed" or (i.spec.role == "prefill" and self.decode)]
@@ -24,20 +25,24 @@ class Pool:
         contexts = [i.spec.limits.max_context for i in (*self.entry, *self.decode)]
         self.max_context = min((limit for limit in contexts if limit is not None), default=None)
         """The smallest context limit of all, so that most requests need no look at each one."""
-        steps = [i.spec.step for i in self.entry]
-        known = [step for step in steps if step is not None]
-        self.seconds_per_token = min((s.prefill_s for s in known), default=0.0) if len(known) == len(steps) else 0.0
+        costs = [i.cost for i in self.entry]
+        known = [cost for cost in costs if cost is not None]
+        complete = len(known) == len(costs)
+        self.seconds_per_token = min((c.prefill_s for c in known), default=0.0) if complete else 0.0
         """Prefill seconds per token of the fastest instance; 0 where an instance has no profile."""
-        self.base_s = min((s.base_s for s in known), default=0.0) if len(known) == len(steps) else 0.0
+        self.base_s = min((c.base_s for c in known), default=0.0) if complete else 0.0
+        self.room = Room(self.entry, entry_kv)
+        self.decode_room = Room(self.decode, decode_kv)
 
 
 class Candidates:
     """Pools by model, and one reusable Option per instance."""
 
-    __slots__ = ("_fleet", "_options", "_pools")
+    __slots__ = ("_decode_kv", "_entry_kv", "_fleet", "_options", "_pools")
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, entry_kv: float, decode_kv: float) -> None:
         self._fleet = fleet
+        self._entry_kv, self._decode_kv = entry_kv, decode_kv
         self._pools: dict[str, Pool] = {}
         self._options: list[Option] = []
 
@@ -57,7 +62,7 @@ class Candidates:
         """The pool of a model."""
         pool = self._pools.get(model)
         if pool is None:
-            pool = self._pools[model] = Pool(model, self._fleet)
+            pool = self._pools[model] = Pool(model, self._fleet, self._entry_kv, self._decode_kv)
         return pool
 
     def usable(

@@ -14,7 +14,8 @@ import math
 from collections.abc import Iterator
 
 from weighbridge.core.instance import InstanceSpec, LoadReport
-from weighbridge.core.request import Request
+from weighbridge.core.request import Request, Tier
+from weighbridge.routing.cost import Cost, cost_of
 from weighbridge.routing.prefix_index import PrefixIndex
 
 DEFAULT_INDEX_BLOCKS = 65_536
@@ -74,10 +75,11 @@ class Group:
     Times are integer microseconds, so that the sums return to exactly zero.
     """
 
-    __slots__ = ("count", "decoding", "first_us", "generated", "remaining", "tier")
+    __slots__ = ("count", "decoding", "e2e_s", "first_us", "generated", "remaining", "tpot_s")
 
-    def __init__(self, tier: str) -> None:
-        self.tier = tier
+    def __init__(self, tier: Tier | None) -> None:
+        self.tpot_s = None if tier is None else tier.tpot_s
+        self.e2e_s = None if tier is None else tier.e2e_s
         self.count = 0
         self.decoding = 0
         self.generated = 0
@@ -91,6 +93,7 @@ class Instance:
 
     __slots__ = (
         "charges",
+        "cost",
         "decode_tokens",
         "decoding",
         "decoding_kv_tokens",
@@ -146,6 +149,8 @@ class Instance:
         self.sent_since_report_tokens = 0
         """Uncached prompt tokens sent since the last report."""
         self.prefix = PrefixIndex(_index_blocks(spec))
+        self.cost: Cost | None = cost_of(spec)
+        """What its work costs; None without a profile."""
 
     @property
     def in_flight(self) -> int:
@@ -208,6 +213,7 @@ class Fleet:
             instance = self.instances[spec.name] = Instance(spec, generation, len(self.instances))
         elif generation == instance.generation:
             instance.spec, instance.up, instance.draining = spec, True, False
+            instance.cost = cost_of(spec)
         elif generation > instance.generation:
             instance.reset(spec, generation)
         return instance
@@ -228,8 +234,10 @@ class Fleet:
         expected_output_tokens: int,
         now_s: float,
         prefill: bool = True,
+        tier: Tier | None = None,
     ) -> Charge:
         """Book a dispatch. Without `prefill` the prompt's KV comes from elsewhere and nothing of it is computed here.
+        `tier` is only looked at for its bounds.
 
         A request has one current charge at a time: raises ValueError if it has one already.
         """
@@ -244,10 +252,10 @@ class Fleet:
             now_s=now_s,
         )
         self.charges[request.id] = charge
-        self._book(charge, now_s)
+        self._book(charge, now_s, tier)
         return charge
 
-    def _book(self, charge: Charge, now_s: float) -> None:
+    def _book(self, charge: Charge, now_s: float, tier: Tier | None) -> None:
         instance, request = charge.instance, charge.request
         instance.charges[request.id] = charge
         if charge.prefill_left:
@@ -257,7 +265,7 @@ class Fleet:
         if charge.decode_left:
             group = instance.groups.get(request.tier)
             if group is None:
-                group = instance.groups[request.tier] = Group(request.tier)
+                group = instance.groups[request.tier] = Group(tier)
             group.count += 1
             group.remaining += charge.decode_left
             charge.group = group

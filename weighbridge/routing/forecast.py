@@ -17,18 +17,18 @@ tokens, on an instance with D decoding sequences that hold K KV tokens and Q pro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
-from weighbridge.core.instance import StepTerms
 from weighbridge.core.request import Tier
+from weighbridge.routing.cost import Cost
 from weighbridge.routing.fleet import Instance
 from weighbridge.routing.policy import Option, View
 
-DEFAULT_BUDGET = 2_048
 SHARPNESS = 1.7
 """Logistic slope that stands for a normal error of one width."""
 MOST_WAIT_S = 60.0
-MOST_INTERFERENCE = 0.7
+SURE = 12.0
+"""Margins beyond this many logistic units are certain: both chances are 1."""
+_exp = math.exp
 
 
 def chance(margin: float, width: float) -> float:
@@ -36,7 +36,7 @@ def chance(margin: float, width: float) -> float:
     z = SHARPNESS * margin / width
     if z > 30.0:
         return 1.0
-    return 1.0 / (1.0 + math.exp(-z)) if z > -30.0 else 0.0
+    return 1.0 / (1.0 + _exp(-z)) if z > -30.0 else 0.0
 
 
 class Forecast:
@@ -56,54 +56,61 @@ class Forecast:
         return self.wait_s + self.prefill_s
 
 
-def forecast(
-    option: Option, view: View, step: StepTerms, tiers: Mapping[str, Tier], error: float, interference: float
-) -> Forecast:
+def forecast(option: Option, view: View, cost: Cost, error: float, interference: float) -> Forecast:
     """The forecast of `view.request` on `option`. O(1) plus O(tiers running there)."""
     made = Forecast()
-    instance, leg = option.instance, view.leg
-    spec = instance.spec
-    decoding, kv = instance.decoding, instance.decoding_kv_tokens
-    prompt, output = option.prefill_tokens, max(option.decode_tokens, 1)
+    instance = option.instance
+    prompt, output = option.prefill_tokens, option.decode_tokens or 1
     context = view.request.prompt_tokens
-    td = step.base_s + step.sequence_s * decoding + step.kv_s * kv
-    room = max((spec.limits.token_budget or DEFAULT_BUDGET) - decoding, 64)
+    decoding = instance.decoding
+    td = cost.decode_step_s(decoding, instance.decoding_kv_tokens)
+    room = max(cost.budget - decoding, 64)
     busy = len(instance.charges)
-    if busy:
-        made.wait_s = 0.5 * td
+    per_token = cost.prefill_s
+    wait = 0.5 * td if busy else 0.0
     if prompt:
-        owed = _owed(instance, view.now_s, step.prefill_s + td / room)
-        if owed > 0:
-            made.wait_s += step.prefill_s * owed + math.ceil(owed / room) * td
-        made.prefill_s = step.prefill_s * prompt + math.ceil(prompt / room) * td
+        if instance.prefill_tokens:
+            owed = _owed(instance, view.now_s, per_token + td / room)
+            wait += per_token * owed + math.ceil(owed / room) * td
+        prefill = per_token * prompt + math.ceil(prompt / room) * td
     else:
-        made.prefill_s = td
-    left = instance.decode_tokens / busy if busy else 0.0
-    capacity = spec.limits.kv_tokens
-    if capacity is not None:
-        over = instance.kv_tokens + context - capacity
-        if over > 0 and busy:
-            # a share over/held of what runs must finish; exponential lifetimes
-            share = min(over / max(instance.kv_tokens, 1), 0.99)
-            made.wait_s += min(-math.log1p(-share) * left * td, MOST_WAIT_S)
-        made.kv_over_tokens = _peak(instance, left, context, output) - capacity
-    bound = tpot_bound(view.tier, option.decode_tokens)
-    if leg != "prefill":
-        overlap = left * (1.0 - math.exp(-output / left)) / output if left > 0 else 0.0
+        prefill = td
+    if busy:
+        left = instance.decode_tokens / busy
+        stay = _exp(-0.25 * output / left) if left > 0 else 0.0
+        """Chance that one of those running is still there after a quarter of this request's life."""
+        overlap = left * (1.0 - stay**4) / output
         """Average share of this request's life that one of the others is beside it."""
-        shared = step.base_s + step.sequence_s * (1.0 + busy * overlap)
-        shared += step.kv_s * (context + output / 2 + (instance.kv_tokens + instance.decode_tokens / 2) * overlap)
-        made.tpot_s = shared / (1.0 - (interference if leg == "whole" else 0.0))
-        each = step.sequence_s + step.kv_s * (context + output / 2)
-        stall = step.prefill_s * prompt
-        made.delay_s = decoding * stall + busy * overlap * output * each
-        if busy:
-            made.loss = _loss(instance, view.now_s, made.tpot_s, stall, overlap * output * each, tiers, error)
+    else:
+        left = stay = overlap = 0.0
+    if cost.capacity is not None:
+        held = instance.kv_tokens
+        over = held + context - cost.capacity
+        if over > 0 and busy:
+            # a share over/held of what runs must end first; lifetimes are taken as exponential
+            wait += min(-math.log1p(-min(over / max(held, 1), 0.99)) * left * td, MOST_WAIT_S)
+        made.kv_over_tokens = _peak(held, busy, stay, context, output) - cost.capacity
+    made.wait_s, made.prefill_s = wait, prefill
+    hit = 1.0
+    if view.leg != "prefill":
+        beside = instance.kv_tokens + 0.5 * instance.decode_tokens
+        tpot = cost.decode_step_s(1.0 + busy * overlap, context + 0.5 * output + beside * overlap)
+        if view.leg == "whole":
+            tpot /= 1.0 - interference
+        made.tpot_s = tpot
+        bound = tpot_bound(view.tier, option.decode_tokens)
         if bound is not None:
-            made.hit = chance(bound - made.tpot_s, error * bound)
-    if view.deadline_s != math.inf and leg != "decode":
-        ttft_bound = view.tier.ttft_s or 1.0
-        made.hit *= chance(view.deadline_s - view.now_s - made.wait_s - made.prefill_s, error * ttft_bound)
+            hit = chance(bound - tpot, error * bound)
+        if busy:
+            stall = per_token * prompt
+            shared = overlap * output * (cost.sequence_s + cost.kv_s * (context + 0.5 * output))
+            made.delay_s = decoding * stall + busy * shared
+            made.loss = _loss(instance, view.now_s, tpot, stall, shared, error)
+    if view.leg != "decode":
+        slack = view.deadline_s - view.now_s
+        if slack != math.inf:
+            hit *= chance(slack - wait - prefill, error * (view.tier.ttft_s or 1.0))
+    made.hit = hit
     return made
 
 
@@ -118,47 +125,40 @@ def tpot_bound(tier: Tier, output_tokens: float) -> float | None:
 
 def _owed(instance: Instance, now_s: float, seconds_per_token: float) -> float:
     """Prompt tokens ahead, less what the first of them has progressed since it began."""
-    owed = float(instance.prefill_tokens)
-    if owed:
-        head = next(iter(instance.prefilling.values()))
-        began = max(head.dispatched_s, instance.last_first_token_s)
-        owed -= min(0.9 * head.prefill_left, (now_s - began) / seconds_per_token)
-    return owed
+    head = next(iter(instance.prefilling.values()))
+    began = max(head.dispatched_s, instance.last_first_token_s)
+    return instance.prefill_tokens - min(0.9 * head.prefill_left, (now_s - began) / seconds_per_token)
 
 
-def _peak(instance: Instance, left: float, context: int, output: int) -> float:
-    """Largest KV use while this request lives there; the others leave at random with mean remaining `left`."""
-    peak = 0.0
-    held, count = instance.kv_tokens, len(instance.charges)
-    for horizon in (output / 4, output / 2, output):
-        stay = math.exp(-horizon / left) if left > 0 else 0.0
-        peak = max(peak, stay * (held + count * horizon) + context + horizon)
-    return peak
+def _peak(held: int, count: int, stay: float, context: int, output: int) -> float:
+    """Largest KV use while this request lives there: at a quarter, half and all of its life."""
+    horizon = 0.25 * output
+    peak = stay * (held + count * horizon) + context + horizon
+    half = stay * stay
+    peak = max(peak, half * (held + count * 2.0 * horizon) + context + 2.0 * horizon)
+    return max(peak, half * half * (held + count * 4.0 * horizon) + context + 4.0 * horizon)
 
 
-def _loss(
-    instance: Instance,
-    now_s: float,
-    tpot_s: float,
-    stall_s: float,
-    shared_s: float,
-    tiers: Mapping[str, Tier],
-    error: float,
-) -> float:
+def _loss(instance: Instance, now_s: float, tpot_s: float, stall_s: float, shared_s: float, error: float) -> float:
     """Hits that those running there would lose, tier by tier at their mean."""
     loss = 0.0
-    for name, group in instance.groups.items():
+    for group in instance.groups.values():
         count = group.count
         if not count:
             continue
-        tier = tiers.get(name)
         total = (group.generated + group.remaining) / count
-        bound = None if tier is None else tpot_bound(tier, total)
-        if bound is None or total < 2:
+        bound = group.tpot_s
+        if bound is None:
+            if group.e2e_s is None:
+                continue
+            bound = 0.8 * group.e2e_s / max(total, 8.0)
+        if total < 2.0:
             continue
-        elapsed = max(group.decoding * now_s - group.first_us * 1e-6, 0.0) / count
+        elapsed = (group.decoding * now_s - group.first_us * 1e-6) / count
         before = (elapsed + group.remaining / count * tpot_s) / total
-        after = before + (shared_s + stall_s * group.decoding / count) / total
-        width = error * bound
-        loss += count * (chance(bound - before, width) - chance(bound - after, width))
+        unit = SHARPNESS / (error * bound)
+        z = (bound - before - (shared_s + stall_s * group.decoding / count) / total) * unit
+        if z < SURE:
+            still = 1.0 / (1.0 + _exp(-z)) if z > -30.0 else 0.0
+            loss += count * (chance(bound - before, error * bound) - still)
     return loss

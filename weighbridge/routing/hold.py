@@ -94,9 +94,13 @@ class Level:
 class HoldQueue:
     """Held requests of one model."""
 
-    __slots__ = ("_entries", "_levels", "_order", "_sequence")
+    __slots__ = ("_entries", "_levels", "_order", "_sequence", "judged_s", "quiet_until_s")
 
     def __init__(self) -> None:
+        self.quiet_until_s = float("-inf")
+        """Until then nobody looks at the queue: its head has just been told to wait."""
+        self.judged_s = float("-inf")
+        """When it was last decided who is sacrificed."""
         self._entries: dict[str, tuple[Level, _Entry]] = {}
         self._levels: dict[int, Level] = {}
         self._order: list[Level] = []

@@ -10,6 +10,7 @@ from weighbridge.routing.fleet import Fleet, Instance
 from weighbridge.routing.lengths import Lengths
 from weighbridge.routing.live import RUNNING, Live
 from weighbridge.routing.policy import Choice, Policy, View
+from weighbridge.routing.room import shortlist
 from weighbridge.routing.settings import RouterSettings
 
 
@@ -21,14 +22,14 @@ class Placing:
         self.fleet = fleet
         self.policy = policy
         self.rng = rng
-        self.candidates = Candidates(fleet)
-        self.tiers = {tier.name: tier for tier in settings.tiers}
+        self.candidates = Candidates(fleet, settings.room_kv, settings.decode_kv)
         estimate = settings.length_estimate
         self.lengths = Lengths(
             getattr(policy, "length_estimate", "median") if estimate == "auto" else estimate,
             noise=settings.length_noise,
             seed=settings.seed,
         )
+        self.shortlists = getattr(policy, "shortlist", False)
         self.holds = settings.dispatch == "hold" or (settings.dispatch == "auto" and getattr(policy, "holds", False))
 
     def start(
@@ -56,6 +57,7 @@ class Placing:
             cached_tokens=option.cached_tokens,
             expected_output_tokens=0 if leg == "prefill" else option.decode_tokens,
             now_s=now_s,
+            tier=live.tier,
         )
         return action
 
@@ -78,6 +80,7 @@ class Placing:
             expected_output_tokens=chosen.decode_tokens,
             now_s=now_s,
             prefill=False,
+            tier=live.tier,
         )
         return action
 
@@ -97,12 +100,15 @@ class Placing:
             expected_output_tokens=option.decode_tokens,
             now_s=now_s,
             prefill=False,
+            tier=live.tier,
         )
         return action
 
     def _ask(
         self, live: Live, instances: list[Instance], leg: Leg, now_s: float, *, may_hold: bool
     ) -> tuple[Choice, View]:
+        if self.shortlists:
+            instances = shortlist(instances)
         options = self.candidates.options(live.request, instances, leg, live.expected_output_tokens)
         view = View(
             live.request,
@@ -115,7 +121,6 @@ class Placing:
             tier=live.tier,
             deadline_s=live.deadline_s,
             may_hold=may_hold,
-            tiers=self.tiers,
         )
         choice = self.policy.choose(view)
         if choice.index is None and not may_hold:

@@ -4,8 +4,9 @@ A policy sees a `View` and answers with a `Choice`. It keeps what state it likes
 reads time only from `view.now_s`. It must not change anything it is shown, nor keep options after it has answered:
 the router uses them again.
 
-Two class attributes say what it wishes of the router; both may be left out:
+Class attributes say what it wishes of the router; all may be left out:
     holds = True                        its requests wait in the router's queue until an instance has room
+    shortlist = True                    of more than 32 instances it is shown the 16 with the shortest queue and step
     length_estimate = "full_budget"     which estimate of output length it is shown (see RouterSettings)
 """
 
@@ -56,7 +57,6 @@ class View:
         "request",
         "rng",
         "tier",
-        "tiers",
     )
 
     def __init__(
@@ -72,7 +72,6 @@ class View:
         tier: Tier = _STANDARD,
         deadline_s: float = float("inf"),
         may_hold: bool = False,
-        tiers: Mapping[str, Tier] | None = None,
     ) -> None:
         self.request = request
         self.options = options
@@ -84,8 +83,6 @@ class View:
         self.tier = tier
         self.deadline_s = deadline_s
         self.may_hold = may_hold
-        self.tiers: Mapping[str, Tier] = tiers or {}
-        """All tiers by name: those of the requests that run already."""
 
 
 class Choice:

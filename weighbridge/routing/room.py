@@ -1,33 +1,73 @@
-"""Whether an instance has room for one more held request: no request shall wait in an engine's own queue."""
+"""Which instances have room for one more held request: no request shall wait in an engine's own queue."""
 
 from __future__ import annotations
 
-from weighbridge.routing.candidates import Pool
+from collections.abc import Iterable
+from heapq import nsmallest
+
+from weighbridge.routing.cost import DEFAULT_BUDGET
 from weighbridge.routing.fleet import Instance
 
-DEFAULT_BUDGET = 2_048
 GROWTH_TOKENS = 64
 """KV margin per request for the output that grows before the ledger next hears of it."""
+MOST_FORECAST = 32
+"""Up to this many instances are all forecast; of more, a shortlist."""
+SHORTLIST = 16
 
 
-def has_prefill_room(instance: Instance, pool: Pool) -> bool:
-    """Outstanding prompt tokens below one step's budget, scaled by speed: a slow instance gets a shorter queue."""
-    limits = instance.spec.limits
-    if limits.max_sequences is not None and len(instance.charges) >= limits.max_sequences:
-        return False
-    owed = instance.prefill_tokens
-    if owed == 0:
-        return True
-    budget = float(limits.token_budget or DEFAULT_BUDGET)
-    step = instance.spec.step
-    if step is not None and step.prefill_s > pool.seconds_per_token > 0:
-        budget *= pool.seconds_per_token / step.prefill_s
-    return owed < budget
+class Room:
+    """Limits of the instances of a pool, worked out once per change of the fleet."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, instances: Iterable[Instance], share: float) -> None:
+        """`share` of its KV may be filled on each instance."""
+        instances = list(instances)
+        speeds = [i.cost.prefill_s for i in instances if i.cost is not None and i.cost.prefill_s > 0]
+        fastest = min(speeds) if len(speeds) == len(instances) and speeds else 0.0
+        infinity = float("inf")
+        self._rows: list[tuple[Instance, float, float, float]] = []
+        for instance in instances:
+            limits = instance.spec.limits
+            budget = float(limits.token_budget or DEFAULT_BUDGET)
+            if fastest and instance.cost is not None:
+                budget *= fastest / instance.cost.prefill_s
+            most = infinity if limits.max_sequences is None else float(limits.max_sequences)
+            capacity = infinity if limits.kv_tokens is None else share * limits.kv_tokens
+            self._rows.append((instance, budget, most, capacity))
+
+    def fitting(self, prompt_tokens: int) -> list[Instance]:
+        """Instances that owe less prompt than one step's budget, scaled by speed so that a slow one gets a shorter
+        queue, and whose KV share holds this prompt and a margin. An instance that runs nothing takes anything."""
+        need = prompt_tokens + GROWTH_TOKENS
+        found = []
+        for instance, budget, most, capacity in self._rows:
+            owed = instance.prefill_tokens
+            if owed and owed >= budget:
+                continue
+            running = len(instance.charges)
+            if running and (running >= most or instance.kv_tokens + need > capacity):
+                continue
+            found.append(instance)
+        return found
 
 
-def kv_fits(instance: Instance, prompt_tokens: int, share: float) -> bool:
-    """The prompt and a margin fit below `share` of the KV capacity; an empty instance takes anything."""
-    capacity = instance.spec.limits.kv_tokens
-    if capacity is None or not instance.charges:
-        return True
-    return instance.kv_tokens + prompt_tokens + GROWTH_TOKENS <= share * capacity
+def shortlist(instances: list[Instance]) -> list[Instance]:
+    """The instances worth a full forecast: those with the least queue and step time, in fleet order."""
+    if len(instances) <= MOST_FORECAST:
+        return instances
+    keyed = []
+    for instance in instances:
+        cost = instance.cost
+        if cost is None:
+            return instances
+        seconds = (
+            cost.prefill_s * instance.prefill_tokens
+            + cost.base_s
+            + cost.sequence_s * instance.decoding
+            + cost.kv_s * instance.decoding_kv_tokens
+        )
+        keyed.append((seconds, instance.index, instance))
+    best = nsmallest(SHORTLIST, keyed)
+    best.sort(key=lambda entry: entry[1])
+    return [instance for _, _, instance in best]

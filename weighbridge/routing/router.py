@@ -31,17 +31,21 @@ from weighbridge.core.events import (
 )
 from weighbridge.core.request import DEFAULT_TIERS, Tier
 from weighbridge.routing.candidates import Pool
+from weighbridge.routing.cost import cost_of
 from weighbridge.routing.fleet import Fleet, Instance
 from weighbridge.routing.hold import HoldQueue
 from weighbridge.routing.live import HANDING_OFF, HELD, RUNNING, Live
 from weighbridge.routing.placing import Placing
 from weighbridge.routing.policies.registry import make_policy
 from weighbridge.routing.policy import Policy
-from weighbridge.routing.room import has_prefill_room, kv_fits
+from weighbridge.routing.sacrifice import sacrifice
 from weighbridge.routing.settings import RouterSettings
 
 GATE_TRIES = 3
 """Requests offered to the policy per pass before the pass ends with everyone waiting."""
+
+RETRY_S = 0.01
+"""After a pass in which a policy made someone wait, the queue is left alone for this long."""
 
 __all__ = ["Router", "RouterSettings"]
 
@@ -238,10 +242,10 @@ class Router:
         """Send what can be sent now."""
         actions: list[Action] = []
         for model, queue in self._handing_off.items():
-            if queue:
+            if queue and queue.quiet_until_s <= now_s:
                 self._pump_decode(self._placing.candidates.pool(model), queue, now_s, actions)
         for model, queue in self._held.items():
-            if queue:
+            if queue and queue.quiet_until_s <= now_s:
                 self._pump_entry(self._placing.candidates.pool(model), queue, now_s, actions)
         return actions
 
@@ -249,31 +253,28 @@ class Router:
         if not pool.entry:
             actions.extend(self._reject(live, 503, "no_instance", 1.0) for live in queue)
             return
+        sacrifice(queue, pool.entry, now_s)
         declined: set[str] = set()
         while queue and len(declined) < GATE_TRIES:
-            room = [i for i in pool.entry if has_prefill_room(i, pool)]
-            if not room:
-                return
             live = queue.first(now_s, pool.seconds_per_token, pool.base_s, declined)
             if live is None:
-                return
+                break
             if live.late and self.settings.reject_hopeless and live.tier.sheddable:
                 actions.append(self._reject(live, 429, "cannot_meet_slo", 1.0))
                 continue
-            usable = self._placing.candidates.usable(live.request, pool, room, live.failed_on)
-            if not usable:
-                declined.add(live.request.id)
-                continue
-            fitting = [i for i in usable if kv_fits(i, live.request.prompt_tokens, self.settings.room_kv)]
+            fitting = pool.room.fitting(live.request.prompt_tokens)
             if not fitting:
                 return
+            usable = self._placing.candidates.usable(live.request, pool, fitting, live.failed_on)
             released = now_s - live.held_s > self.settings.release_after * live.bound_s
-            sent = self._placing.start(live, pool, fitting, now_s, may_hold=not released)
+            sent = self._placing.start(live, pool, usable, now_s, may_hold=not released) if usable else None
             if sent:
                 queue.remove(live.request.id)
                 actions.append(sent)
             else:
                 declined.add(live.request.id)
+        if declined:
+            queue.quiet_until_s = now_s + RETRY_S
 
     def _pump_decode(self, pool: Pool, queue: HoldQueue, now_s: float, actions: list[Action]) -> None:
         if not pool.decode:
@@ -283,18 +284,20 @@ class Router:
         while queue and len(declined) < GATE_TRIES:
             live = queue.first(now_s, 0.0, 0.0, declined)
             if live is None:
-                return
-            usable = self._placing.candidates.usable(live.request, pool, pool.decode, live.failed_on)
-            fitting = [i for i in usable if kv_fits(i, live.request.prompt_tokens, self.settings.decode_kv)]
+                break
+            fitting = pool.decode_room.fitting(live.request.prompt_tokens)
             if not fitting:
                 return
+            usable = self._placing.candidates.usable(live.request, pool, fitting, live.failed_on)
             released = now_s - live.held_s > self.settings.release_after * live.bound_s
-            sent = self._placing.start_decode(live, fitting, now_s, may_hold=not released)
+            sent = self._placing.start_decode(live, usable, now_s, may_hold=not released) if usable else None
             if sent:
                 queue.remove(live.request.id)
                 actions.append(sent)
             else:
                 declined.add(live.request.id)
+        if declined:
+            queue.quiet_until_s = now_s + RETRY_S
 
     # ---- instances
 
@@ -337,6 +340,7 @@ class Router:
             instance.spec = msgspec.structs.replace(
                 instance.spec, rates=event.rates, step=event.step, error=event.error
             )
+            instance.cost = cost_of(instance.spec)
             self._placing.candidates.fleet_changed()
         return []
 

@@ -8,10 +8,8 @@ go only where they cost others nearly nothing.
 
 from __future__ import annotations
 
-from weighbridge.core.instance import StepTerms
-from weighbridge.routing.fleet import Instance
 from weighbridge.routing.forecast import Forecast, forecast
-from weighbridge.routing.policy import Choice, Option, View, least
+from weighbridge.routing.policy import Choice, View, least
 
 LATE_LOSS = 0.1
 SLACK_S = 0.1
@@ -22,6 +20,7 @@ class Calibrated:
     """Best expected hits by forecast, with a gate."""
 
     holds = True
+    shortlist = True
 
     def __init__(self, gate: float = 0.6, error: float = 0.2, seconds: float = 0.02) -> None:
         if not 0.0 <= gate < 1.0 or error <= 0.0:
@@ -33,26 +32,23 @@ class Calibrated:
     def choose(self, view: View) -> Choice:
         """Pick the option with the best net hits, or wait."""
         options = view.options
-        steps = [step_of(option.instance) for option in options]
-        if any(step is None for step in steps):
-            return self._by_tokens(view)
         interference = min(view.fleet.offered.share(view.now_s), MOST_INTERFERENCE)
-        made = [
-            forecast(option, view, step, view.tiers, self.error, interference)
-            for option, step in zip(options, steps, strict=True)
-            if step is not None
-        ]
-        scores = [self._score(each, option, step) for each, option, step in zip(made, options, steps, strict=True)]
+        made: list[Forecast] = []
+        scores: list[float] = []
+        for option in options:
+            cost = option.instance.cost
+            if cost is None:
+                return self._by_tokens(view)
+            each = forecast(option, view, cost, self.error, interference)
+            seconds = each.wait_s + each.prefill_s + option.decode_tokens * each.tpot_s + each.delay_s
+            if each.kv_over_tokens > 0:
+                seconds += each.kv_over_tokens * cost.prefill_s * (option.instance.decoding + 1)
+            made.append(each)
+            scores.append(self.seconds * seconds - each.hit + each.loss)
         best = least(scores, view.rng)
         if view.may_hold and options[best].instance.charges and self._waits(view, made[best]):
             return Choice(None)
-        return Choice(best, scores, [_terms(each) for each in made] if view.explain else [])
-
-    def _score(self, made: Forecast, option: Option, step: StepTerms | None) -> float:
-        assert step is not None
-        own = made.wait_s + made.prefill_s + option.decode_tokens * made.tpot_s
-        over = max(made.kv_over_tokens, 0.0) * step.prefill_s * (option.instance.decoding + 1)
-        return self.seconds * (own + made.delay_s + over) - made.hit + made.loss
+        return Choice(best, scores, [_terms(each) for each in made] if view.explain else ())
 
     def _waits(self, view: View, made: Forecast) -> bool:
         slack = view.deadline_s - view.now_s
@@ -70,14 +66,6 @@ class Calibrated:
             for option in view.options
         ]
         return Choice(least(scores, view.rng), scores, note="an instance has no profile: compared by tokens")
-
-
-def step_of(instance: Instance) -> StepTerms | None:
-    """Step terms of an instance; made from its two rates where only those are known."""
-    spec = instance.spec
-    if spec.step is not None or spec.rates is None:
-        return spec.step
-    return StepTerms(base_s=1.0 / spec.rates.decode_tokens_per_s, prefill_s=1.0 / spec.rates.prefill_tokens_per_s)
 
 
 def _terms(made: Forecast) -> dict[str, float]:
