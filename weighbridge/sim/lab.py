@@ -44,11 +44,9 @@ class Regime:
 
 
 def tiers_of(classes: tuple[RequestClass, ...]) -> tuple[Tier, ...]:
-    """A tier per request class with its latency bounds, tightest TTFT first in priority; the default tiers follow."""
+    """A tier per request class with its latency bounds, all of one priority; the default tiers follow."""
     bound = sorted(classes, key=lambda c: c.ttft_slo_s or 1e9)
-    own = tuple(
-        Tier(name=c.tier, priority=k, ttft_s=c.ttft_slo_s, tpot_s=c.tpot_slo_s) for k, c in enumerate(bound) if c.tier
-    )
+    own = tuple(Tier(name=c.tier, priority=0, ttft_s=c.ttft_slo_s, tpot_s=c.tpot_slo_s) for c in bound if c.tier)
     names = {tier.name for tier in own}
     return own + tuple(tier for tier in DEFAULT_TIERS if tier.name not in names)
 
