@@ -164,3 +164,15 @@ def test_nothing_is_written_when_the_engine_fails(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["calibrate", "http://127.0.0.1:9", "--out", str(out), "--budget", "5s"])
     assert isinstance(result.exception, UpstreamError)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_instance_is_found_by_its_name_in_the_configuration(tmp_path: Path) -> None:
+    config = tmp_path / "weighbridge.yaml"
+    config.write_text("instances:\n  - name: a\n    url: http://127.0.0.1:9\n    kind: vllm\n")
+    runner = CliRunner()
+    result = runner.invoke(app, ["calibrate", "a", "--config", str(config)])
+    assert isinstance(result.exception, UpstreamError)
+    assert "http://127.0.0.1:9" in str(result.exception)
+    result = runner.invoke(app, ["calibrate", "b", "--config", str(config)])
+    assert isinstance(result.exception, ConfigError)
+    assert "no instance is named 'b'; named are a" in str(result.exception)

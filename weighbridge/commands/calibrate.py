@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from weighbridge.calibrate.from_run import RunReport
     from weighbridge.core.instance import Limits
     from weighbridge.cost.profile import Profile
+    from weighbridge.gateway.settings import InstanceSettings
 
 
 def register(app: typer.Typer) -> None:
@@ -23,7 +24,8 @@ def register(app: typer.Typer) -> None:
 
 
 def calibrate(
-    url: Annotated[str | None, typer.Argument(help="Address of the engine, such as http://127.0.0.1:8000.")] = None,
+    target: Annotated[str | None, typer.Argument(help="Address of the engine, or an instance of --config.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML file that names the instance.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Model to measure, where it serves several.")] = None,
     kind: Annotated[str | None, typer.Option("--kind", help="Engine kind; found out by default.")] = None,
     budget: Annotated[str, typer.Option("--budget", help="Time to spend, such as 90s or 5m.")] = "5m",
@@ -50,12 +52,12 @@ def calibrate(
 ) -> None:
     """Measure an engine over HTTP, or fit a recorded run, and write its cost profile.
 
-    One of URL, --from, --show, --diff or --prior says what to do. With a URL and --check nothing is fitted:
+    One of TARGET, --from, --show, --diff or --prior says what to do. With a target and --check nothing is fitted:
     traffic is sent and compared with what the profile forecasts.
     """
     from weighbridge.core.errors import ConfigError
 
-    if sum(choice is not None for choice in (url, recorded, show, diff, prior)) != 1:
+    if sum(choice is not None for choice in (target, recorded, show, diff, prior)) != 1:
         raise ConfigError("give one of: the URL of an engine, --from, --show, --diff, --prior")
     if show is not None:
         _show(show, as_json)
@@ -65,26 +67,38 @@ def calibrate(
         _prior(prior, device, out, as_json)
     elif recorded is not None:
         _from_run(recorded, meta, fit_first, instance, out, as_json)
-    elif url is not None:
-        target = _Target(url, model, kind, key_env, limit or [], _seconds(budget))
+    elif target is not None:
+        chosen = _Target(target, config, model, kind, key_env, limit or [], _seconds(budget))
         if check is not None:
-            _check(target, check, load, as_json)
+            _check(chosen, check, load, as_json)
         else:
-            _measure(target, out, report, under_load, as_json)
+            _measure(chosen, out or chosen.profile, report, under_load, as_json)
 
 
 class _Target:
     """The engine that was named on the command line, its flags checked."""
 
     def __init__(
-        self, url: str, model: str | None, kind: str | None, key_env: str | None, limits: list[str], budget_s: float
+        self,
+        target: str,
+        config: Path | None,
+        model: str | None,
+        kind: str | None,
+        key_env: str | None,
+        limits: list[str],
+        budget_s: float,
     ) -> None:
         import os
 
         from weighbridge.calibrate.endpoint import KINDS
         from weighbridge.core.errors import ConfigError
 
-        self.url, self.model, self.budget_s = url, model, budget_s
+        self.url, self.model, self.budget_s = target, model, budget_s
+        self.profile: Path | None = None
+        if config is not None:
+            found = _configured(config, target)
+            self.url, kind, key_env = found.url, kind or found.kind, key_env or found.api_key_env
+            self.profile = None if found.profile is None else Path(found.profile)
         self.kind: Kind | None = next((k for k in KINDS if k == kind), None)
         if kind is not None and self.kind is None:
             raise ConfigError(f"--kind is {kind!r}, expected one of {', '.join(KINDS)}")
@@ -92,6 +106,24 @@ class _Target:
         if key_env is not None and not self.key:
             raise ConfigError(f"--key-env names {key_env}, but that variable is not set")
         self.limits = _limits(limits)
+
+
+def _configured(config: Path, name: str) -> InstanceSettings:
+    import os
+
+    from weighbridge.config.settings import load_settings
+    from weighbridge.core.errors import ConfigError
+
+    settings = load_settings(config, os.environ)
+    for instance in settings.instances:
+        if instance.name == name:
+            return instance
+    if any(engine.name == name for engine in settings.engines):
+        raise ConfigError(
+            f"{name!r} is an embedded engine: start `weighbridge serve`, then give its address", source=str(config)
+        )
+    known = ", ".join(i.name for i in settings.instances) or "none"
+    raise ConfigError(f"no instance is named {name!r}; named are {known}", source=str(config))
 
 
 def _measure(target: _Target, out: Path | None, report: Path | None, under_load: bool, as_json: bool) -> None:

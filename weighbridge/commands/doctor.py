@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -51,6 +51,7 @@ def doctor(
         *_embedded(settings),
         *_profiles(settings, directory),
         *([] if offline else _reach(settings)),
+        *([] if offline else _drift(settings)),
     ]
     if as_json:
         typer.echo(msgspec.json.encode({"findings": findings}).decode())
@@ -169,6 +170,34 @@ def _reach(settings: Settings) -> Iterator[Finding]:
         return findings
 
     yield from asyncio.run(probe())
+
+
+def _drift(settings: Settings) -> Iterator[Finding]:
+    """Asks a gateway that runs with these settings, if there is one, which instances left their profile."""
+    import asyncio
+    import os
+
+    from weighbridge.http import ClientLimits, ExchangeFailed, HttpClient
+
+    async def fleet() -> list[dict[str, Any]]:
+        client = HttpClient(ClientLimits(connect_s=1.0))
+        token = os.environ.get(settings.admin_token_env) if settings.admin_token_env else None
+        headers = (("authorization", f"Bearer {token}"),) if token else ()
+        url = f"http://{settings.admin_host}:{settings.admin_port}/fleet"
+        try:
+            reply = await client.request("GET", url, headers=headers, timeout_s=2.0)
+            found = reply.json().get("instances", []) if reply.status == 200 else []
+            return found if isinstance(found, list) else []
+        except (ExchangeFailed, OSError, msgspec.DecodeError, AttributeError):
+            return []
+        finally:
+            await client.close()
+
+    for row in asyncio.run(fleet()):
+        cost = row.get("cost") or {}
+        if cost.get("level") == "online":
+            message = f"its speed has changed ({cost.get('drifts')} times): forecasts follow live traffic, less exactly"
+            yield Finding("warn", str(row.get("name")), message, f"weighbridge calibrate {row.get('name')}")
 
 
 def _print(findings: list[Finding]) -> None:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.core import Metric
 
 from weighbridge.core.instance import LoadReport
+from weighbridge.cost.online import OnlineCost
 from weighbridge.gateway.auth import bearer
 from weighbridge.gateway.stats import gauge
 from weighbridge.http import Request, Responder, Routes
@@ -133,6 +134,7 @@ class Admin:
                     "limits": endpoint.spec.limits,
                     "calibrated": endpoint.profile is not None,
                     "rates": endpoint.spec.rates,
+                    "cost": _cost(driver.refinement.cost(endpoint.name)),
                     "up": endpoint.up,
                     **ledger,
                     "report": endpoint.report or LoadReport(),
@@ -169,6 +171,11 @@ class Admin:
         now = gateway.driver.now()
         ages = [((e.name,), now - e.report_s) for e in endpoints if e.report_s is not None]
         yield gauge("weighbridge_instance_report_age_seconds", "Age of the last load report.", one, ages)
+        costs = [(name, cost) for name in fleet if (cost := gateway.driver.refinement.cost(name)) is not None]
+        online = [((name,), float(cost.level == "online")) for name, cost in costs]
+        yield gauge("weighbridge_instance_drifted", "1 if it left its profile and is forecast online.", one, online)
+        drifts = [((name,), float(cost.drifts)) for name, cost in costs]
+        yield gauge("weighbridge_instance_drifts", "Lasting changes of speed noticed.", one, drifts)
         router = gateway.driver.router
         live = [((), float(router.live_requests))]
         yield gauge("weighbridge_requests_live", "Requests that have arrived and not ended.", (), live)
@@ -177,6 +184,13 @@ class Admin:
         if gateway.writer is not None:
             dropped = [((), float(gateway.writer.dropped))]
             yield gauge("weighbridge_event_log_dropped", "Log entries dropped because the disk is slow.", (), dropped)
+
+
+def _cost(cost: OnlineCost | None) -> dict[str, Any] | None:
+    """How an instance is forecast now: by its profile or, after a drift, by what it did since."""
+    if cost is None:
+        return None
+    return {"level": cost.level, "drifts": cost.drifts, "error": cost.error, "rates": cost.rates, "step": cost.step}
 
 
 def _rows(endpoints: list[Any], value: Any) -> list[tuple[tuple[str, ...], float]]:

@@ -17,6 +17,7 @@ from weighbridge.core.events import Event, Tick
 from weighbridge.gateway.endpoint import Endpoint
 from weighbridge.gateway.log_writer import LogWriter
 from weighbridge.gateway.stats import Stats
+from weighbridge.routing.refinement import Refinement
 from weighbridge.routing.router import Router
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Driver:
 
     def __init__(self, router: Router, endpoints: dict[str, Endpoint], writer: LogWriter | None, stats: Stats) -> None:
         self.router = router
+        self.refinement = Refinement()
         self.endpoints = endpoints
         self.stats = stats
         self.flights: dict[str, Flight] = {}
@@ -104,6 +106,7 @@ class Driver:
             self.writer.append(encode_entry(now, event, actions))
         for action in actions:
             self._carry_out(action)
+        self._queue.extend(self.refinement.observe(event, actions, now))
 
     def _carry_out(self, action: Action) -> None:
         flight = self.flights.get(action.request_id)

@@ -8,10 +8,11 @@ instance's first requests, which may be cold) is left out and counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
-from weighbridge.core.actions import Action, Dispatch
+from weighbridge.core.actions import Action, Dispatch, Reject
 from weighbridge.core.events import (
     Event,
     FirstToken,
@@ -68,6 +69,18 @@ class Refinement:
         self._instances: dict[str, _Watched] = {}
         self._prompts: dict[str, int] = {}
         self._where: dict[str, str] = {}
+        self._handlers: dict[type, Callable[[Any, float], _Watched | None]] = {
+            RequestArrived: self._on_arrived,
+            FirstToken: self._on_first,
+            TokensProgressed: self._on_progress,
+            RequestFinished: self._on_finish,
+            RequestFailed: self._on_failed,
+            RequestCancelled: self._on_cancelled,
+            PrefillFinished: self._on_prefilled,
+            ProfileUpdated: self._recalibrated,
+            InstanceUp: self._on_up,
+            InstanceDown: self._on_down,
+        }
 
     def cost(self, instance: str) -> OnlineCost | None:
         """The refined model of an instance; None where it is unknown or has nothing to refine."""
@@ -76,32 +89,33 @@ class Refinement:
 
     def observe(self, event: Event, actions: Iterable[Action], now_s: float) -> list[ProfileUpdated]:
         """Take one event and the router's answer to it; returns updates that the router should be fed."""
-        updates = self._on_event(event, now_s)
+        handler = self._handlers.get(type(event))
+        watched = handler(event, now_s) if handler is not None else None
         for action in actions:
             if isinstance(action, Dispatch):
                 self._on_dispatch(action, now_s)
-        return updates
+            elif isinstance(action, Reject):
+                self._prompts.pop(action.request_id, None)
+        return [] if watched is None else self._tell(watched, now_s)
 
-    def _on_event(self, event: Event, now_s: float) -> list[ProfileUpdated]:
-        if isinstance(event, RequestArrived):
-            self._prompts[event.request.id] = event.request.prompt_tokens
-        elif isinstance(event, FirstToken):
-            return self._on_first(event.request_id, now_s)
-        elif isinstance(event, TokensProgressed):
-            return self._on_progress(event.request_id, event.output_tokens, now_s)
-        elif isinstance(event, RequestFinished):
-            return self._on_finish(event, now_s)
-        elif isinstance(event, RequestFailed | RequestCancelled):
-            self._drop(event.request_id, now_s, final=isinstance(event, RequestCancelled))
-        elif isinstance(event, PrefillFinished):
-            self._drop(event.request_id, now_s, final=False)
-        elif isinstance(event, ProfileUpdated):
-            self._recalibrated(event)
-        elif isinstance(event, InstanceUp):
-            self._up(event.spec, event.generation)
-        elif isinstance(event, InstanceDown) and not event.drain:
+    def _on_arrived(self, event: RequestArrived, now_s: float) -> None:
+        self._prompts[event.request.id] = event.request.prompt_tokens
+
+    def _on_failed(self, event: RequestFailed, now_s: float) -> None:
+        self._drop(event.request_id, now_s, final=not event.retriable)
+
+    def _on_cancelled(self, event: RequestCancelled, now_s: float) -> None:
+        self._drop(event.request_id, now_s, final=True)
+
+    def _on_prefilled(self, event: PrefillFinished, now_s: float) -> None:
+        self._drop(event.request_id, now_s, final=False)
+
+    def _on_up(self, event: InstanceUp, now_s: float) -> None:
+        self._up(event.spec, event.generation)
+
+    def _on_down(self, event: InstanceDown, now_s: float) -> None:
+        if not event.drain:
             self._down(event.instance)
-        return []
 
     def _up(self, spec: InstanceSpec, generation: int) -> None:
         cost = None
@@ -110,7 +124,7 @@ class Refinement:
         self._down(spec.name)
         self._instances[spec.name] = _Watched(spec, cost, generation)
 
-    def _recalibrated(self, event: ProfileUpdated) -> None:
+    def _recalibrated(self, event: ProfileUpdated, now_s: float) -> None:
         """Somebody else has a new profile: start anew from it."""
         watched = self._instances.get(event.instance)
         if watched is not None and event != watched.told:
@@ -141,21 +155,20 @@ class Refinement:
         watched.changed_s = now_s
         self._where[action.request_id] = action.instance
 
-    def _on_first(self, request_id: str, now_s: float) -> list[ProfileUpdated]:
-        watched, running = self._find(request_id)
+    def _on_first(self, event: FirstToken, now_s: float) -> None:
+        watched, running = self._find(event.request_id)
         if watched is not None and running is not None:
             running.first_s = running.seen_s = now_s
             watched.changed_s = now_s
-        return []
 
-    def _on_progress(self, request_id: str, output_tokens: int, now_s: float) -> list[ProfileUpdated]:
-        watched, running = self._find(request_id)
+    def _on_progress(self, event: TokensProgressed, now_s: float) -> _Watched | None:
+        watched, running = self._find(event.request_id)
         if watched is None or running is None or running.first_s is None:
-            return []
-        self._decode_sample(watched, running, output_tokens, now_s)
-        return self._tell(watched, now_s)
+            return None
+        self._decode_sample(watched, running, event.output_tokens, now_s)
+        return watched
 
-    def _on_finish(self, event: RequestFinished, now_s: float) -> list[ProfileUpdated]:
+    def _on_finish(self, event: RequestFinished, now_s: float) -> _Watched | None:
         watched, running = self._find(event.request_id)
         if watched is not None and running is not None and running.first_s is not None and watched.cost is not None:
             self._decode_sample(watched, running, event.output_tokens, now_s)
@@ -166,7 +179,7 @@ class Refinement:
             else:
                 watched.cost.exclude()
         self._drop(event.request_id, now_s, final=True)
-        return [] if watched is None else self._tell(watched, now_s)
+        return watched
 
     def _decode_sample(self, watched: _Watched, running: _Running, output_tokens: int, now_s: float) -> None:
         steps = output_tokens - running.seen_tokens
