@@ -22,6 +22,7 @@ def register(app: typer.Typer) -> None:
         help="Simulate a fleet in virtual time with the real router.", invoke_without_command=True, no_args_is_help=True
     )
     group.callback()(simulate)
+    group.command("experiment")(experiment)
     app.add_typer(group, name="simulate")
 
 
@@ -99,6 +100,47 @@ def simulate(
         raise ConfigError("--log, --records and --chrome need one policy and one seed")
     else:
         _many(runs, jobs, on_ray, as_json, skipped)
+
+
+def experiment(
+    name: Annotated[str, typer.Argument(help="Which one; `list` names them all.")],
+    quick: Annotated[bool, typer.Option("--quick", help="The size of a test: seconds instead of minutes.")] = False,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds instead of the experiment's own number.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for NAME.json and NAME.png.")] = None,
+    jobs: Jobs = None,
+    on_ray: OnRay = False,
+    as_json: Json = False,
+) -> None:
+    """Run one of the documents' experiments."""
+    from weighbridge.sim.experiments import registry
+    from weighbridge.sim.experiments.base import Options, outcome_dict
+    from weighbridge.sim.experiments.pictures import draw
+    from weighbridge.sim.progress import Bar
+    from weighbridge.sim.report import print_outcome, to_json
+
+    if name == "list":
+        for known in registry.MODULES:
+            question = " ".join(registry.experiment(known).question.split("\n\n")[0].split())
+            typer.echo(f"{known}: {question}")
+        return
+    chosen = registry.experiment(name)
+    try:
+        with Bar("runs", 1) as bar:
+            options = Options(quick=quick, seeds=seeds, jobs=jobs, ray=on_ray, progress=bar.on_done)
+            outcome = chosen.run(options)
+    except KeyboardInterrupt:
+        typer.echo("interrupted: an experiment's figures need all of its runs, so there are none", err=True)
+        raise typer.Exit(130) from None
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{name}.json").write_text(to_json(outcome_dict(outcome), indent=1) + "\n", encoding="utf-8")
+        draw(outcome, out / f"{name}.png")
+    if as_json:
+        typer.echo(to_json(outcome_dict(outcome)))
+    else:
+        from rich.console import Console
+
+        print_outcome(outcome, Console(soft_wrap=True))
 
 
 def _check_policies(names: list[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from weighbridge.core.instance import InstanceSpec, Limits, Role, StepTerms
+from weighbridge.core.instance import InstanceSpec, Limits, Rates, Role, StepTerms
 from weighbridge.cost.step import COEFFICIENTS, rates_of
 from weighbridge.scheduling.scheduler import SchedulerConfig
 from weighbridge.sim.cost_runner import Disturbance
@@ -28,7 +28,8 @@ class SimulatedInstance:
     """One instance: its true costs and limits, and what the router is told (`believed`; None = the truth).
 
     `knows_costs` False tells the router neither step terms nor rates, as if it had never been calibrated.
-    `priorities` says that its scheduler orders by priority, and tells the router so.
+    `rates` replaces the two-rate view that is derived from the step terms. `priorities` says that its scheduler orders
+    by priority, and tells the router so.
     """
 
     name: str
@@ -41,6 +42,7 @@ class SimulatedInstance:
     disturbance: Disturbance = field(default_factory=Disturbance)
     pool: str = "default"
     priorities: bool = False
+    rates: Rates | None = None
 
     def spec(self) -> InstanceSpec:
         """What a calibrated gateway would know of it."""
@@ -58,7 +60,7 @@ class SimulatedInstance:
                 kv_blocks=config.blocks,
                 prefix_caching=config.prefix_caching,
             ),
-            rates=rates_of(step, token_budget=config.token_budget) if self.knows_costs else None,
+            rates=(self.rates or rates_of(step, token_budget=config.token_budget)) if self.knows_costs else None,
             step=step if self.knows_costs else None,
             error=self.error if self.knows_costs else None,
             takes_priority=self.priorities,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from weighbridge.core.metrics import Distribution
 from weighbridge.sim.runs import Result
 from weighbridge.sim.sweep import Spread, compare
+
+if TYPE_CHECKING:
+    from weighbridge.sim.experiments.base import Outcome
 
 
 def as_dict(result: Result) -> dict[str, Any]:
@@ -32,9 +35,10 @@ def comparison(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def to_json(value: Any) -> str:
+def to_json(value: Any, indent: int = 0) -> str:
     """JSON text; what was not measured (NaN) and what is infinite become null."""
-    return msgspec.json.encode(_finite(value)).decode()
+    data = msgspec.json.encode(_finite(value))
+    return (msgspec.json.format(data, indent=indent) if indent else data).decode()
 
 
 def _finite(value: Any) -> Any:
@@ -123,3 +127,26 @@ def _share(value: Spread) -> str:
 def _points(value: Spread) -> str:
     error = "" if value.standard_error is None else f" ± {100 * value.standard_error:.1f}"
     return f"{100 * value.mean:+.1f}{error}"
+
+
+def print_outcome(outcome: Outcome, console: Any) -> None:
+    """An experiment: attainment by trace and policy, what was found, and where ours loses."""
+    from rich import box
+    from rich.table import Table
+
+    if outcome.by_trace:
+        policies = list(next(iter(outcome.by_trace.values())))
+        table = Table("attained %", *outcome.by_trace, box=box.SIMPLE)
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for policy in policies:
+            table.add_row(policy, *(_share(row[policy]) for row in outcome.by_trace.values()))
+        console.print(table)
+    for line in outcome.findings:
+        console.print(f"- {line}", markup=False, highlight=False)
+    if outcome.loses:
+        console.print("Where it loses:")
+        for line in outcome.loses:
+            console.print(f"- {line}", markup=False, highlight=False)
+    seeds = ", ".join(map(str, outcome.seeds))
+    console.print(f"seeds {seeds}" + (" (quick size)" if outcome.quick else ""), highlight=False)

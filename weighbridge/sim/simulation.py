@@ -53,6 +53,7 @@ class Simulation:
         on_step: Callable[[SimInstance, StepSpan], None] | None = None,
         on_arrival: Callable[[int, float], None] | None = None,
         keep_stages: bool = False,
+        warm: tuple[int, ...] = (),
     ) -> None:
         self.router = router
         self.fleet = fleet
@@ -64,6 +65,7 @@ class Simulation:
         self._log = log
         self._on_arrival = on_arrival
         self._keep_stages = keep_stages
+        self._warm = warm
         streams = Streams(self.settings.seed)
         self._oracle_rng = streams.get("oracle")
         self.instances: list[SimInstance] = [
@@ -109,6 +111,8 @@ class Simulation:
         for k, spec in enumerate(self._specs):
             if self.up[k]:
                 self.tell(InstanceUp(spec=spec, generation=0), 0.0)
+                if self._warm:
+                    self._warm_up(k)
         self._arrivals = (r for r in requests if not r.failed)
         self._next_arrival()
         for fault in self.fleet.faults:
@@ -139,6 +143,15 @@ class Simulation:
             if now - self._last_move_s > self.settings.stall_s:
                 break
         return self.records
+
+    def _warm_up(self, index: int) -> None:
+        """Let the instance have served the warm prefix before time 0, by way of this router."""
+        instance = self.instances[index]
+        tokens = len(self._warm) * instance.config.block_tokens + 1
+        instance.add(Job("warm", tokens, 1, hashes=self._warm), -1e6)
+        while instance.wake_s != math.inf:
+            instance.advance(instance.wake_s)
+        self.router.fleet.instances[instance.name].prefix.insert(self._warm)
 
     def push(self, at_s: float, priority: int, what: Any) -> None:
         heappush(self._heap, (at_s, priority, next(self._count), what))

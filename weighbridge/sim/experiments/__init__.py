@@ -1,0 +1,1 @@
+"""The documents' experiments, one file each: `weighbridge simulate experiment NAME`."""
