@@ -28,7 +28,7 @@ def ask(
             call.close()
 
     async def main() -> tuple[int, bytes]:
-        async with FakeUpstream(script) as upstream:
+        async with FakeUpstream(script, health=0) as upstream:
             client = HttpClient(limits)
             try:
                 got = await client.request("POST", upstream.url + "/x", body=b"{}", timeout_s=5.0)
@@ -92,7 +92,7 @@ def test_deadlines() -> None:
                 await call.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhe")
             await call.wait_closed()
 
-        async with FakeUpstream(silent) as upstream:
+        async with FakeUpstream(silent, health=0) as upstream:
             client = HttpClient(ClientLimits(head_s=0.2, read_s=0.2))
             for path, begun in (("/none", False), ("/mid", True)):
                 with pytest.raises(ReplyTimeout) as caught:
@@ -117,7 +117,7 @@ def test_connections_are_reused_and_expire_before_the_server_closes_them() -> No
             extra = b"keep-alive: timeout=2\r\n" if call.path == "/short" else b""
             await call.reply(200, b"{}", extra=extra)
 
-        async with FakeUpstream(script) as upstream:
+        async with FakeUpstream(script, health=0) as upstream:
             client = HttpClient(ClientLimits(idle_s=60.0))
             for _ in range(5):
                 assert (await client.request("GET", upstream.url + "/a")).json() == {}
@@ -143,7 +143,7 @@ def test_a_stale_connection_is_replaced_unseen_but_only_once() -> None:
             else:
                 await call.reply(200, b"{}")
 
-        async with FakeUpstream(script) as upstream:
+        async with FakeUpstream(script, health=0) as upstream:
             client = HttpClient()
             for _ in range(2):
                 assert (await client.request("POST", upstream.url, body=b"x")).status == 200
@@ -178,7 +178,7 @@ def test_stream_pauses_a_fast_server_and_closes_when_left() -> None:
             except ConnectionError:
                 call.keep_alive = False
 
-        async with FakeUpstream(script) as upstream:
+        async with FakeUpstream(script, health=0) as upstream:
             client = HttpClient(ClientLimits(read_buffer_bytes=100_000))
             async with client.stream("GET", upstream.url) as stream:
                 assert stream.status == 200

@@ -5,56 +5,39 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from weighbridge.core.errors import RequestError
 from weighbridge.gateway.estimate import inline_data
 from weighbridge.gateway.settings import RequestLimits
 from weighbridge.gateway.splice import repeated_keys
 
-# One parse decides authorisation and routing: none of these may stand twice.
-SENSITIVE_KEYS = frozenset(
-    {
-        "model",
-        "stream",
-        "stream_options",
-        "max_tokens",
-        "max_completion_tokens",
-        "n",
-        "priority",
-        "cache_salt",
-        "service_tier",
-        "messages",
-        "prompt",
-        "input",
-    }
-)
-NO_RAW = msgspec.Raw(b"")
-
 
 class _Body(msgspec.Struct):
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    n: int | None = None
-    best_of: int | None = None
-    stop: str | list[str] | None = None
-    service_tier: str | None = None
-    user: str | None = None
-    messages: msgspec.Raw = NO_RAW
-    prompt: msgspec.Raw = NO_RAW
-    input: msgspec.Raw = NO_RAW
-    tools: msgspec.Raw = NO_RAW
-    system: msgspec.Raw = NO_RAW
-    instructions: msgspec.Raw = NO_RAW
-    priority: msgspec.Raw = NO_RAW
-    cache_salt: msgspec.Raw = NO_RAW
-    kv_transfer_params: msgspec.Raw = NO_RAW
+    model: str | UnsetType | None = UNSET
+    messages: msgspec.Raw | UnsetType = UNSET
+    prompt: msgspec.Raw | UnsetType = UNSET
+    input: msgspec.Raw | UnsetType = UNSET
+    stream: bool | UnsetType | None = UNSET
+    stream_options: dict[str, Any] | UnsetType | None = UNSET
+    max_tokens: int | UnsetType | None = UNSET
+    max_completion_tokens: int | UnsetType | None = UNSET
+    max_output_tokens: int | UnsetType | None = UNSET
+    n: int | UnsetType | None = UNSET
+    best_of: int | UnsetType | None = UNSET
+    stop: str | list[str] | UnsetType | None = UNSET
+    service_tier: str | UnsetType | None = UNSET
+    tools: msgspec.Raw | UnsetType = UNSET
+    system: msgspec.Raw | UnsetType = UNSET
+    instructions: msgspec.Raw | UnsetType = UNSET
+    priority: msgspec.Raw | UnsetType = UNSET
+    cache_salt: msgspec.Raw | UnsetType = UNSET
+    kv_transfer_params: msgspec.Raw | UnsetType = UNSET
 
 
 _decoder = msgspec.json.Decoder(_Body)
+PRIVATE_KEYS = ("priority", "cache_salt", "kv_transfer_params")
+"""Fields that engines obey and clients must not set: they jump queues, share caches or name addresses."""
 _PROMPT_FIELD = {
     "chat": "messages",
     "completions": "prompt",
@@ -76,7 +59,7 @@ class ClientRequest:
         "media",
         "model",
         "n",
-        "present",
+        "private",
         "service_tier",
         "stream",
         "text",
@@ -92,26 +75,25 @@ class ClientRequest:
         self.model = parsed.model or ""
         self.stream = bool(parsed.stream)
         options = parsed.stream_options
-        self.has_usage_option = options is not None
+        self.has_usage_option = options is not UNSET
         self.wants_usage = bool(options and options.get("include_usage"))
-        self.service_tier = parsed.service_tier
+        self.service_tier = parsed.service_tier or None
         self.n = parsed.n or 1
         self.max_tokens = _max_tokens(parsed, limits)
-        self.present = tuple(
-            name for name in ("priority", "cache_salt", "kv_transfer_params") if getattr(parsed, name) is not NO_RAW
-        )
+        self.private = tuple(name for name in PRIVATE_KEYS if getattr(parsed, name) is not UNSET)
         self.exact_tokens: int | None = None
         _check_caps(parsed, limits)
         field = _PROMPT_FIELD.get(endpoint)
-        prompt = bytes(getattr(parsed, field)) if field else b""
-        if field and not prompt:
+        raw = getattr(parsed, field) if field else UNSET
+        if field and raw is UNSET:
             raise RequestError(f"The field `{field}` is missing.", param=field, code="missing_required_parameter")
+        prompt = b"" if raw is UNSET else bytes(raw)
         if endpoint == "completions":
             prompt = self._completion_prompt(prompt, limits)
         elif endpoint in ("chat", "messages") and prompt[:1] != b"[":
             raise RequestError("`messages` must be a list.", param="messages", code="invalid_type")
-        heads = (parsed.tools, parsed.system, parsed.instructions)
-        self.text = b"".join((*(bytes(h) for h in heads if h is not NO_RAW), prompt))
+        heads = [bytes(h) for h in (parsed.tools, parsed.system, parsed.instructions) if h is not UNSET]
+        self.text = b"".join((*heads, prompt)) if heads else prompt
         media_bytes, self.media = inline_data(self.text)
         self.text_bytes = len(self.text) - media_bytes
 
@@ -156,7 +138,8 @@ def _parse(body: bytes) -> _Body:
         raise RequestError(f"{where}{message}.", param=field, code="invalid_type") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"The body is not valid JSON: {error}", code="invalid_json") from None
-    repeated = repeated_keys(body, SENSITIVE_KEYS)
+    # one parse decides authorisation and routing: no key that it reads may stand twice
+    repeated = repeated_keys(body, [name for name in _Body.__struct_fields__ if getattr(parsed, name) is not UNSET])
     if repeated is not None:
         raise RequestError(f"The key `{repeated}` stands twice.", param=repeated, code="duplicate_key")
     return parsed
@@ -167,7 +150,7 @@ def _max_tokens(parsed: _Body, limits: RequestLimits) -> int:
     budget = None
     for name in ("max_tokens", "max_output_tokens", "max_completion_tokens"):
         value = getattr(parsed, name)
-        if value is None:
+        if value is None or value is UNSET:
             continue
         if value < 1:
             raise RequestError(f"`{name}` must be at least 1.", param=name, code="integer_below_min_value")
@@ -178,7 +161,7 @@ def _max_tokens(parsed: _Body, limits: RequestLimits) -> int:
 def _check_caps(parsed: _Body, limits: RequestLimits) -> None:
     for name in ("n", "best_of"):
         value = getattr(parsed, name)
-        if value is not None and not 1 <= value <= limits.max_n:
+        if value is not None and value is not UNSET and not 1 <= value <= limits.max_n:
             raise RequestError(f"`{name}` must be between 1 and {limits.max_n}.", param=name)
     if isinstance(parsed.stop, list) and len(parsed.stop) > limits.max_stop:
         raise RequestError(f"At most {limits.max_stop} stop strings.", param="stop", code="array_above_max_length")

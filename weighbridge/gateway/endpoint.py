@@ -40,13 +40,24 @@ class Endpoint:
         self.draining = False
         self.generation = 0
         self.running = 0
-        self.facts: Facts | None = None
         self.report: LoadReport | None = None
         self.report_s: float | None = None
         self.started_s: float | None = None
         self.reason = "not probed yet"
         self.takes_priority = self.adapter.priority if settings.takes_priority is None else settings.takes_priority
         self._heads: dict[str, bytes] = {}
+        self._facts: Facts | None = None
+        self.models = self._models()
+
+    @property
+    def facts(self) -> Facts | None:
+        """What the engine told of itself."""
+        return self._facts
+
+    @facts.setter
+    def facts(self, facts: Facts | None) -> None:
+        self._facts = facts
+        self.models = self._models()
 
     def _ssl(self) -> ssl.SSLContext | None:
         if self.origin.scheme != "https":
@@ -76,8 +87,7 @@ class Endpoint:
             takes_priority=self.takes_priority,
         )
 
-    @property
-    def models(self) -> tuple[str, ...]:
+    def _models(self) -> tuple[str, ...]:
         """The ids clients may use: configured, aliased, or what the engine told."""
         known = self.settings.models or (self.facts.models if self.facts else ())
         return (*known, *(alias for alias in self.settings.aliases if alias not in known))
@@ -124,7 +134,7 @@ class Endpoint:
             body = add_value(body, "max_tokens", b"%d" % clip)
         if priority is not None and self.takes_priority:
             body = replace_value(body, "priority", b"%d" % priority)
-        elif "priority" in request.present:  # a client must not jump the queue by itself
+        elif "priority" in request.private:  # a client must not jump the queue by itself
             body = remove_value(body, "priority")
         return body, ours
 

@@ -85,7 +85,6 @@ class Flight:
         self.ended = False
         self.dispatched_s: float | None = None
         self.first_token_s: float | None = None
-        self._clear()
         responder.on_disconnect = self.client_gone
         responder.on_pause = self._pause
         responder.on_resume = self._resume
@@ -95,8 +94,7 @@ class Flight:
         self._scanner: SseScanner | None = None
         self._buffer: list[bytes] = []
         self._buffered = 0
-        self._passing = False
-        self._usage_is_ours = False
+        self._passing = self._usage_is_ours = False
         self._progress_s = 0.0
         self._progress_events = 0
 
@@ -249,7 +247,8 @@ class Flight:
             self.responder.end()
             self._finished(Usage(), 0)
             return
-        body = b"".join(self._buffer)
+        pieces = self._buffer
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if head.status < 400:
             lines = reply_lines(head, self.id) + self._surface.explain(self)
             self.responder.send_raw(head.status, lines, body)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -38,8 +37,7 @@ def reply_lines(head: ReplyHead, request_id: str, *, stream: bool = False) -> by
     return b"".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """What an engine counted; None where it does not tell."""
 
     prompt_tokens: int | None = None

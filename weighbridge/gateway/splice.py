@@ -5,7 +5,9 @@ The body has been checked to be valid JSON before; these functions only find whe
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Collection
 
 import msgspec
 
@@ -106,10 +108,20 @@ def _key_start(body: bytes, value_start: int) -> int:
             return start
 
 
-def repeated_keys(body: bytes, keys: frozenset[str]) -> str | None:
+@functools.cache
+def _quoted(key: str) -> bytes:
+    return b'"%b"' % key.encode()
+
+
+def repeated_keys(body: bytes, keys: Collection[str]) -> str | None:
     """A top-level key of `keys` that stands more than once, or None. Fast where no spelling of one repeats."""
-    if b"\\u00" not in body and all(body.count(b'"%b"' % key.encode()) <= 1 for key in keys):
-        return None
+    if b"\\u00" not in body:
+        count = body.count
+        for key in keys:
+            if count(_quoted(key)) > 1:
+                break
+        else:
+            return None
     seen = set()
     for name, _, _ in top_level(body):
         if name in keys and name in seen:

@@ -58,20 +58,23 @@ class Family:
 
     def add(self, labels: tuple[str, ...], amount: float = 1.0) -> None:
         """Adds to a counter."""
-        key = self._key(labels)
-        value = self.values.get(key, 0.0)
-        assert not isinstance(value, Histogram)
-        self.values[key] = value + amount
+        values = self.values
+        if labels not in values:
+            labels = self._key(labels)
+        values[labels] = values.get(labels, 0.0) + amount  # type: ignore[operator]
 
     def observe(self, labels: tuple[str, ...], value: float) -> None:
         """Counts a value in a histogram."""
-        key = self._key(labels)
-        histogram = self.values.get(key)
+        self.histogram(labels).observe(value)
+
+    def histogram(self, labels: tuple[str, ...]) -> Histogram:
+        """The histogram of some label values; it may be kept."""
+        histogram = self.values.get(labels)
         if histogram is None:
             assert self.bounds is not None
-            histogram = self.values[key] = Histogram(self.bounds)
+            histogram = self.values.setdefault(self._key(labels), Histogram(self.bounds))
         assert isinstance(histogram, Histogram)
-        histogram.observe(value)
+        return histogram
 
     def get(self, labels: tuple[str, ...]) -> float:
         """A counter's value."""
@@ -99,11 +102,24 @@ class Family:
         return counter
 
 
+class Finished:
+    """The histograms that a request of one model on one instance touches when it ends well."""
+
+    __slots__ = ("duration", "input_tokens", "output_tokens", "ttft")
+
+    def __init__(self, stats: Stats, model: str, instance: str) -> None:
+        self.duration = stats.duration.histogram((model,))
+        self.ttft = stats.ttft.histogram((model, instance))
+        self.input_tokens = stats.input_tokens.histogram((model,))
+        self.output_tokens = stats.output_tokens.histogram((model,))
+
+
 class Stats:
     """All counters of a gateway."""
 
     def __init__(self) -> None:
         by_model = ("model",)
+        self._finished: dict[tuple[str, str], Finished] = {}
         self.requests = Family(
             "weighbridge_requests", "Requests by how they ended.", ("endpoint", "model", "instance", "outcome")
         )
@@ -130,6 +146,16 @@ class Stats:
             self.estimate,
             self.attempts,
         )
+
+    def finished(self, model: str, instance: str) -> Finished:
+        """The kept histograms of a model and instance."""
+        key = (model, instance)
+        found = self._finished.get(key)
+        if found is None:
+            found = Finished(self, model, instance)
+            if len(self._finished) < MAX_LABELS:
+                self._finished[key] = found
+        return found
 
     def collect(self) -> Iterator[Metric]:
         """All families in Prometheus form."""

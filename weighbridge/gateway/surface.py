@@ -86,16 +86,17 @@ class Surface:
         endpoint = ENDPOINTS[request.path]
         parsed = ClientRequest(endpoint, request.body, self.settings.limits)
         self._check_model(principal, parsed.model)
-        headers = b"".join(b"%b: %b\r\n" % pair for pair in request.headers if pair[0] in FORWARDED)
+        passed = [b"%b: %b\r\n" % pair for pair in request.headers if pair[0] in FORWARDED]
+        headers = b"".join(passed) if passed else b""
         routed = self._routed(request, principal, parsed, request_id)
         return Flight(self, responder, parsed, routed, request.path, headers)
 
     def _check_model(self, principal: Principal, model: str) -> None:
         """404 for a model nobody serves or that this key may not use: the answer must not tell them apart."""
-        allowed = not principal.models or model in principal.models
-        if model and allowed and any(model in e.models or not e.models for e in self.driver.endpoints.values()):
-            return
-        if not model and not principal.models:
+        if principal.models:
+            if model in principal.models and self._served(model):
+                return
+        elif not model or self._served(model):
             return
         raise RequestError(
             f"The model `{model[:128]}` does not exist or you do not have access to it.",
@@ -103,6 +104,10 @@ class Surface:
             param="model",
             code="model_not_found",
         )
+
+    def _served(self, model: str) -> bool:
+        """Whether an engine, up or not, is known to serve it; one that has not told yet may."""
+        return any(model in e.models or not e.models for e in self.driver.endpoints.values())
 
     def _routed(self, request: Request, principal: Principal, parsed: ClientRequest, request_id: str) -> RoutedRequest:
         settings = self.settings
@@ -183,12 +188,12 @@ class Surface:
         if flight.dispatched_s is not None:
             stats.queued.observe((routed.tier,), flight.dispatched_s - routed.arrival_s)
         if outcome == "ok":
-            stats.attempts.add((instance, "ok"))
-            stats.duration.observe((model,), e2e_s)
-            stats.output_tokens.observe((model,), output_tokens)
-            stats.input_tokens.observe((model,), usage.prompt_tokens or routed.prompt_tokens)
+            kept = stats.finished(model, instance)
+            kept.duration.observe(e2e_s)
+            kept.output_tokens.observe(output_tokens)
+            kept.input_tokens.observe(usage.prompt_tokens or routed.prompt_tokens)
             if ttft_s is not None:
-                stats.ttft.observe((model, instance), ttft_s)
+                kept.ttft.observe(ttft_s)
             if usage.cached_tokens:
                 stats.cached_tokens.add((model,), usage.cached_tokens)
         if flight.record is not None:

@@ -50,6 +50,8 @@ class ChunkedDecoder:
     def _walk(self, data: bytes, position: int, pieces: list[bytes]) -> None:
         size_bytes = len(data)
         find = data.find
+        starts = data.startswith
+        known = _SIZES.get
         while position < size_bytes:
             line_end = find(b"\r\n", position)
             if line_end < 0:
@@ -57,15 +59,16 @@ class ChunkedDecoder:
                     raise ValueError("chunk size line is too long")
                 self._carry = data[position:]
                 return
-            size = _size(data[position:line_end])
+            line = data[position:line_end]
+            size = known(line) or _size(line)
             start = line_end + 2
-            if size == 0:
+            if not size:
                 self._trailer = 0
                 self._end(data[start:])
                 return
             end = start + size
             if end + 2 <= size_bytes:
-                if data[end : end + 2] != b"\r\n":
+                if not starts(b"\r\n", end):
                     raise ValueError("chunk does not end with CRLF")
                 pieces.append(data[start:end])
                 position = end + 2
@@ -102,6 +105,10 @@ class ChunkedDecoder:
             if self._trailer > MAX_TRAILER_BYTES:
                 raise ValueError("trailer is too long")
             data = data[line_end + 2 :]
+
+
+_SIZES: dict[bytes, int] = {b"%x" % n: n for n in range(1, 4096)}
+"""The usual sizes; anything else is parsed and checked."""
 
 
 def _size(line: bytes) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 AWAIT, HEAD, BODY, LINGER, CLOSED = range(5)
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LINGER_S = 2.0
+FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect", b"upgrade"})
 
 
 class _Refused(Exception):
@@ -168,6 +169,8 @@ class ServerConnection(asyncio.Protocol):
         headers.append((name, value))
         if len(headers) > self.server.limits.max_headers:
             self._stop(431, "The request has too many headers.")
+        if name not in FRAMING:
+            return
         if name == b"host":
             self._hosts += 1
         elif name == b"content-length":

@@ -8,6 +8,7 @@ class Request:
     """A received request. Header names are lower case; `target` is what the request line said."""
 
     __slots__ = (
+        "_index",
         "body",
         "context",
         "headers",
@@ -40,6 +41,7 @@ class Request:
         self.peer = peer
         self.received_s = received_s
         self.body = b""
+        self._index: dict[bytes, bytes] | None = None
         self.context: Any = None  # what `admit` learned about the caller
         path, _, query = target.partition(b"?")
         self.path = path.decode("latin-1")
@@ -47,10 +49,10 @@ class Request:
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header (lower-case name), or None."""
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
+        index = self._index
+        if index is None:
+            index = self._index = dict(reversed(self.headers))
+        return index.get(name)
 
     def param(self, name: str) -> str | None:
         """The first value of a query parameter, percent-decoded, or None."""

@@ -13,8 +13,12 @@ import msgspec
 # Python's `re` would otherwise split CRLF in two: atomic groups keep it one line end.
 _EVENT_END = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LINE = re.compile(rb"\r\n|\n|\r")
-_USAGE = re.compile(rb'"usage"\s*:\s*\{')
-_FINISH = re.compile(rb'"finish_reason"\s*:\s*"')
+# Keys that mostly stand with null; a stream in which one does not needs a closer look at that event.
+_NULLABLE = (
+    (b'"usage"', b'"usage":null', b'"usage": null'),
+    (b'"finish_reason"', b'"finish_reason":null', b'"finish_reason": null'),
+)
+_NOT_NULL = {name: re.compile(re.escape(name) + rb"(?!\s*:\s*null)") for name, _, _ in _NULLABLE}
 _BOM = b"\xef\xbb\xbf"
 MAX_EVENT_BYTES = 8 * 1024 * 1024
 _decode = msgspec.json.Decoder().decode
@@ -163,27 +167,52 @@ class SseScanner:
         return bool(self._splitter.tail)
 
     def _scan(self, whole: bytes) -> bytes:
-        if self.tokens_seen and whole[:5] == b"data:" and not self._marked(whole):
-            blocks = whole.count(b"\n\n")
-            lines = whole.count(b"\n")
-            if lines == 2 * blocks and b"\r" not in whole and whole.count(b"\ndata:") + 1 == blocks:
-                self.events += blocks
+        blocks = whole.count(b"\n\n")
+        plain = (
+            whole[:5] == b"data:"
+            and whole.count(b"\n") == 2 * blocks
+            and whole.count(b"\ndata:") + 1 == blocks
+            and b"\r" not in whole
+        )
+        if not plain:  # comments, other fields, data over several lines, other line ends
+            return self._scan_each(whole, 0)
+        start = 0
+        while not self.tokens_seen:
+            end = whole.find(b"\n\n", start)
+            if end < 0:
                 return whole
-        return self._scan_each(whole)
+            if not self._look(whole[start:end]) and self._strip:
+                return whole[:start] + self._scan_each(whole, end + 2)
+            start = end + 2
+        marker = self._marker(whole, start)
+        if marker < 0:
+            self.events += whole.count(b"\n\n", start)
+            return whole
+        cut = whole.rfind(b"\n\n", start, marker) + 2
+        if cut < 2:
+            cut = start
+        self.events += whole.count(b"\n\n", start, cut)
+        return whole[:cut] + self._scan_each(whole, cut)
 
     @staticmethod
-    def _marked(whole: bytes) -> bool:
-        return (
-            b"[DONE]" in whole
-            or b'"error"' in whole
-            or (b'"usage"' in whole and _USAGE.search(whole) is not None)
-            or (b'"finish_reason"' in whole and _FINISH.search(whole) is not None)
-        )
+    def _marker(whole: bytes, start: int) -> int:
+        """Where the first thing stands that needs a closer look, or -1."""
+        first = len(whole)
+        for needle in (b"[DONE]", b'"error"'):
+            found = whole.find(needle, start, first)
+            if found >= 0:
+                first = found
+        for name, null, spaced in _NULLABLE:
+            named = whole.count(name, start, first)
+            if named and named != whole.count(null, start, first) + whole.count(spaced, start, first):
+                found = _NOT_NULL[name].search(whole, start, first)
+                if found:
+                    first = found.start()
+        return first if first < len(whole) else -1
 
-    def _scan_each(self, whole: bytes) -> bytes:
+    def _scan_each(self, whole: bytes, start: int) -> bytes:
         kept = []
-        start = 0
-        for match in _EVENT_END.finditer(whole):
+        for match in _EVENT_END.finditer(whole, start):
             block = whole[start : match.start()]
             if self._look(block) or not self._strip:
                 kept.append(whole[start : match.end()])
@@ -202,8 +231,7 @@ class SseScanner:
         if data.strip() == b"[DONE]":
             self.done = True
             return True
-        marked = self._marked(data)
-        if self.tokens_seen and not marked:
+        if self.tokens_seen and self._marker(data, 0) < 0:
             self.events += 1
             return True
         frame: Any
