@@ -19,7 +19,6 @@ from weighbridge.core.event_log import Header, encode_entry, encode_header
 from weighbridge.core.events import (
     Event,
     FirstToken,
-    InstanceDown,
     InstanceUp,
     PrefillFinished,
     RequestArrived,
@@ -31,8 +30,9 @@ from weighbridge.core.events import (
 from weighbridge.core.metrics import RequestRecord
 from weighbridge.routing.router import Router
 from weighbridge.sim.cost_runner import CostRunner
+from weighbridge.sim.faults import Faults
 from weighbridge.sim.feed import ARRIVAL, CANCEL, FAULT, STEP, TRANSFER, Feed
-from weighbridge.sim.fleet import Fault, SimulatedFleet
+from weighbridge.sim.fleet import SimulatedFleet
 from weighbridge.sim.instance import SimInstance, make_instance
 from weighbridge.sim.job import FIRST_TOKEN, Job, StepSpan
 from weighbridge.sim.live import Live, SimulationSettings, Stages, arrived
@@ -84,19 +84,20 @@ class Simulation:
         ]
         for instance in self.instances:
             instance.on_step = on_step
-        self._specs = [one.spec() for one in fleet.instances]
-        self._index = {one.name: k for k, one in enumerate(fleet.instances)}
+        self.specs = [one.spec() for one in fleet.instances]
+        self.index = {one.name: k for k, one in enumerate(fleet.instances)}
         self.up = [one.name not in fleet.absent for one in fleet.instances]
         self.generation = [0] * len(self.instances)
         self._pushed = [0] * len(self.instances)
         self._link_free = [0.0] * len(self.instances)
         self._heap: list[tuple[Any, ...]] = []
         self._count = itertools.count()
-        self._live: dict[str, Live] = {}
+        self.live: dict[str, Live] = {}
         self._arrivals: Iterator[TraceRequest] = iter(())
         self._more = True
         self._in_transfer = 0
         self._last_move_s = 0.0
+        self._faults = Faults(self)
         self._feed = Feed(self, streams.get("reports"))
 
     # -- the loop --
@@ -108,7 +109,7 @@ class Simulation:
         """
         if self._log is not None:
             self._log.write(encode_header(Header(source="simulator", router=msgspec.to_builtins(self.router.settings))))
-        for k, spec in enumerate(self._specs):
+        for k, spec in enumerate(self.specs):
             if self.up[k]:
                 self.tell(InstanceUp(spec=spec, generation=0), 0.0)
                 if self._warm:
@@ -120,7 +121,7 @@ class Simulation:
         self._feed.start()
         handlers = (
             self._arrive,
-            self._fault,
+            self._faults.happen,
             self._transferred,
             self._leave,
             self._feed.report,
@@ -138,7 +139,7 @@ class Simulation:
                 continue
             self.now_s = now
             handlers[priority](what, now)
-            if not self._more and not self._live:
+            if not self._more and not self.live:
                 break
             if now - self._last_move_s > self.settings.stall_s:
                 break
@@ -156,7 +157,7 @@ class Simulation:
     def push(self, at_s: float, priority: int, what: Any) -> None:
         heappush(self._heap, (at_s, priority, next(self._count), what))
 
-    def _sync(self, index: int) -> None:
+    def sync(self, index: int) -> None:
         """Put the instance's next wake-up on the heap when it has changed."""
         instance = self.instances[index]
         version = instance.version
@@ -178,7 +179,7 @@ class Simulation:
         if type(action) is Dispatch:
             self._dispatch(action, now)
         elif type(action) is Reject:
-            live = self._live.pop(action.request_id, None)
+            live = self.live.pop(action.request_id, None)
             if live is not None:
                 live.record.status = "rejected" if action.status != 502 else "failed"
                 live.record.error = action.reason
@@ -205,7 +206,7 @@ class Simulation:
         if self._keep_stages:
             live.stages = self.stages[name] = Stages(now)
         self.records.append(live.record)
-        self._live[name] = live
+        self.live[name] = live
         self._last_move_s = now
         if self._on_arrival is not None:
             self._on_arrival(number, now)
@@ -215,11 +216,11 @@ class Simulation:
         self.tell(RequestArrived(request=live.request), now)
 
     def _dispatch(self, action: Dispatch, now: float) -> None:
-        live = self._live.get(action.request_id)
+        live = self.live.get(action.request_id)
         if live is None:
             return
         self._last_move_s = now
-        index = self._index[action.instance]
+        index = self.index[action.instance]
         live.record.attempts = action.attempt
         if action.leg == "decode":
             live.decode = index
@@ -233,7 +234,7 @@ class Simulation:
             live.prefill, live.decode = index, -1
             if action.leg == "both":
                 assert action.prefill_instance is not None, "leg both names a prefill instance"
-                live.prefill, live.decode = self._index[action.prefill_instance], index
+                live.prefill, live.decode = self.index[action.prefill_instance], index
             live.state = "prefill"
             self._start_job(live, live.prefill, 1, action, now)
 
@@ -264,24 +265,24 @@ class Simulation:
             if transferred:
                 stages.decode_added = now
         if not self.up[index]:
-            self._failed(live, index, "connection refused", now)
+            self.fail(live, index, "connection refused", now)
             return
         instance = self.instances[index]
         if not instance.add(job, now):
-            self._failed(live, index, "the request does not fit the engine", now, retriable=False)
+            self.fail(live, index, "the request does not fit the engine", now, retriable=False)
             return
-        self._sync(index)
+        self.sync(index)
         if not transferred:
             self.tell(RequestDispatched(request_id=request.id), now)
 
-    def _failed(self, live: Live, index: int, reason: str, now: float, *, retriable: bool = True) -> None:
+    def fail(self, live: Live, index: int, reason: str, now: float, *, retriable: bool = True) -> None:
         live.job, live.state = None, "held"
         live.prefill = live.decode = -1
         retriable = retriable and live.record.first_token_s is None
         if not retriable:
             live.record.status = "failed"
             live.record.error = reason
-            del self._live[live.request.id]
+            del self.live[live.request.id]
         self._last_move_s = now
         self.tell(
             RequestFailed(
@@ -291,33 +292,33 @@ class Simulation:
         )
 
     def _abort(self, action: Abort, now: float) -> None:
-        live = self._live.get(action.request_id)
+        live = self.live.get(action.request_id)
         if live is None or live.job is None:
             return
         index, job = live.index, live.job
         self.instances[index].cancel(job, now)
-        self._sync(index)
+        self.sync(index)
         self._release_kv(live, now)
-        self._failed(live, index, action.reason, now)
+        self.fail(live, index, action.reason, now)
 
     def _leave(self, name: str, now: float) -> None:
         """The client's patience is over."""
-        live = self._live.get(name)
+        live = self.live.get(name)
         if live is None or live.record.first_token_s is not None:
             return
         if live.job is not None:
             self.instances[live.index].cancel(live.job, now)
-            self._sync(live.index)
+            self.sync(live.index)
         self._release_kv(live, now)
         live.record.status = "cancelled"
-        del self._live[name]
+        del self.live[name]
         self.tell(RequestCancelled(request_id=name), now)
 
     # -- instances --
 
     def _step(self, index: int, now: float) -> None:
         outcomes = self.instances[index].advance(now)
-        self._sync(index)
+        self.sync(index)
         for kind, job in outcomes:
             live: Live = job.owner
             if live.job is not job:
@@ -337,7 +338,7 @@ class Simulation:
                 record.output_tokens = job.output_tokens
                 record.cached_tokens += job.cached_tokens
                 record.preemptions += job.preemptions
-                del self._live[job.id]
+                del self.live[job.id]
                 live.job = None  # no cycle is left for the garbage collector
                 self._last_move_s = now
                 self.tell(
@@ -358,7 +359,7 @@ class Simulation:
         if live.stages is not None:
             live.stages.prefilled = now
         self.tell(PrefillFinished(request_id=job.id, cached_tokens=job.cached_tokens), now)
-        if live.state == "handoff" and live.decode >= 0 and live.request.id in self._live:
+        if live.state == "handoff" and live.decode >= 0 and live.request.id in self.live:
             self._transfer(live, now)
 
     def _transfer(self, live: Live, now: float) -> None:
@@ -382,33 +383,5 @@ class Simulation:
         job = live.job
         if live.prefill >= 0 and job is not None and job.keeps_blocks and live.state in ("handoff", "transfer"):
             self.instances[live.prefill].end_lease(job.blocks, now)
-            self._sync(live.prefill)
+            self.sync(live.prefill)
             job.keeps_blocks = False
-
-    def _fault(self, fault: Fault | tuple[str, int], now: float) -> None:
-        if isinstance(fault, tuple):
-            what, index = fault
-            if what == "noticed" and not self.up[index]:
-                self.tell(InstanceDown(instance=self.instances[index].name, reason="health check failed"), now)
-            elif what == "started":
-                self.up[index] = True
-                self.tell(InstanceUp(spec=self._specs[index], generation=self.generation[index]), now)
-            return
-        index = self._index[fault.instance]
-        if fault.kind == "slow":
-            self.instances[index].slow_down(fault.factor, now)
-            self._sync(index)
-        elif fault.kind == "start":
-            self.push(now + self.fleet.cold_start_s, FAULT, ("started", index))
-        else:
-            self.up[index] = False
-            self.generation[index] += 1
-            lost = [job.owner for job in self.instances[index].crash() if not job.cancelled]
-            kept = [v for v in self._live.values() if v.prefill == index and v.state in ("handoff", "transfer")]
-            for live in kept:
-                if live.job is not None:
-                    live.job.keeps_blocks = False
-            self.push(now + self.fleet.detect_s, FAULT, ("noticed", index))
-            for live in lost + kept:
-                if live.request.id in self._live:
-                    self._failed(live, index, "connection reset", now)
