@@ -25,8 +25,8 @@ test: check model
 check: lint types contracts size
 
 lint: install
-	$(BIN)/ruff check weighbridge tests scripts benchmarks examples
-	$(BIN)/ruff format --check weighbridge tests scripts benchmarks examples
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types: install
 	$(BIN)/mypy
@@ -38,8 +38,8 @@ size: install
 	$(BIN)/python scripts/size.py
 
 fmt: install
-	$(BIN)/ruff check --fix weighbridge tests scripts benchmarks examples
-	$(BIN)/ruff format weighbridge tests scripts benchmarks examples
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -136,8 +137,8 @@ async def _check_free(host: str, port: int, flag: str) -> None:
     try:
         server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port)
     except OSError as error:
-        raise ServiceError(
-            f"{host}:{port} cannot be listened on ({error.strerror}); choose another with {flag}"
-        ) from None
+        taken = error.errno == errno.EADDRINUSE
+        why = "is taken by another program" if taken else f"cannot be listened on ({error.strerror})"
+        raise ServiceError(f"{host}:{port} {why}; choose another with {flag}") from None
     server.close()
     await server.wait_closed()

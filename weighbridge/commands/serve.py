@@ -27,7 +27,7 @@ def serve(
     ] = None,
     admin_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Admin listener (8081).")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where event logs and profiles are kept.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Routing policy; see `weighbridge policies`.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Routing policy; an unknown one lists them all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when ready, nothing else.")] = False,
 ) -> None:
     """Start the gateway and serve until Ctrl-C, which drains; a second Ctrl-C stops at once."""
@@ -39,10 +39,14 @@ def serve(
 
     from weighbridge.commands._serving import Serving
     from weighbridge.config.settings import data_directory, load_settings
+    from weighbridge.routing.policies.registry import make_policy
 
     settings = load_settings(config, os.environ)
     directory = data_directory(settings, data_dir, os.environ)
-    router = settings.router if policy is None else msgspec.structs.replace(settings.router, policy=policy)
+    router = settings.router
+    if policy is not None:
+        make_policy(policy)  # an unknown name should not cost the loading of models
+        router = msgspec.structs.replace(router, policy=policy, policy_options={})
     settings = msgspec.structs.replace(
         settings,
         router=router,
