@@ -3,6 +3,7 @@
     python benchmarks/calibration.py calibrate --out full.json --throttle 1 --budget 170
     python benchmarks/calibration.py check full.json --throttle 1 --load 0.5 --seconds 120
     python benchmarks/calibration.py capacity full.json --throttle 1 --seconds 60
+    python benchmarks/calibration.py whole --out full.json --throttle 1
 
 Every command starts an engine of its own (one thread, four slots, 1,024 tokens) and ends it. Output is JSON.
 """
@@ -16,7 +17,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from weighbridge.calibrate.check import Checker
 from weighbridge.calibrate.endpoint import read_endpoint
 from weighbridge.calibrate.files import read_profile, write_profile
 from weighbridge.calibrate.live import calibrate_url
+from weighbridge.calibrate.replay import Replayed
 from weighbridge.calibrate.report import draw
 from weighbridge.http.client import HttpClient
 
@@ -67,17 +69,48 @@ def check(args: argparse.Namespace) -> None:
             report, done = await checker.at(args.load, args.seconds)
             print(msgspec.json.encode(report).decode())
             if args.rows is not None:
-                rows = [
-                    [r.request.arrival_s, r.request.prompt_tokens, r.request.output_tokens]
-                    + [getattr(x, m) for m in ("ttft_s", "tpot_s", "e2e_s") for x in (r.request, r)]
-                    for r in done
-                ]
-                args.rows.write_text(json.dumps(rows))
+                args.rows.write_text(json.dumps(_rows(done)))
         finally:
             await client.close()
 
     with engine(args.throttle) as url:
         asyncio.run(run(url))
+
+
+def whole(args: argparse.Namespace) -> None:
+    """Calibrate, then two loads and a backlog, on one engine; everything into one JSON file."""
+
+    async def run(url: str) -> dict[str, object]:
+        begun = time.monotonic()
+        found = await calibrate_url(url, budget_s=args.budget)
+        took = time.monotonic() - begun
+        write_profile(args.out.with_suffix(".profile.json"), found.profile)
+        draw(found, args.out.with_suffix(".png"))
+        result: dict[str, object] = {"calibrate_s": took, "profile": found.profile, "warnings": found.warnings}
+        client = HttpClient()
+        try:
+            endpoint = await read_endpoint(client, url)
+            checker = Checker(client, endpoint, found.profile, seed=args.seed)
+            result["capacity"] = await checker.capacity(args.backlog)
+            for load in (0.5, 0.9):
+                report, done = await checker.at(load, args.seconds)
+                result[f"load_{load}"] = report
+                result[f"rows_{load}"] = _rows(done)
+        finally:
+            await client.close()
+        return result
+
+    with engine(args.throttle) as url:
+        args.out.write_bytes(msgspec.json.encode(asyncio.run(run(url))))
+
+
+def _rows(done: Sequence[Replayed]) -> list[list[float | None]]:
+    """Arrival, prompt and output tokens, then observed and forecast TTFT, TPOT and E2E of each request."""
+    return [
+        [r.request.arrival_s, r.request.prompt_tokens, r.request.output_tokens]
+        + [getattr(x, m) for m in ("ttft_s", "tpot_s", "e2e_s") for x in (r.request, r)]
+        for r in done
+    ]
 
 
 def main() -> None:
@@ -93,10 +126,16 @@ def main() -> None:
         two.add_argument("--load", type=float, default=0.5)
         two.add_argument("--seed", type=int, default=11)
         two.add_argument("--rows", type=Path)
+    three = commands.add_parser("whole")
+    three.add_argument("--out", type=Path, required=True)
+    three.add_argument("--budget", type=float, default=110.0)
+    three.add_argument("--seconds", type=float, default=50.0)
+    three.add_argument("--backlog", type=float, default=15.0)
+    three.add_argument("--seed", type=int, default=11)
     for command in commands.choices.values():
         command.add_argument("--throttle", type=float, default=1.0)
     args = parser.parse_args()
-    (calibrate if args.command == "calibrate" else check)(args)
+    {"calibrate": calibrate, "whole": whole}.get(args.command, check)(args)
 
 
 if __name__ == "__main__":
