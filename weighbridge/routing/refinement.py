@@ -31,7 +31,8 @@ from weighbridge.cost.online import DecodeSample, OnlineCost, PrefillSample
 
 COLD_REQUESTS = 1
 """An instance's first requests after it came up are not learned from."""
-LEAST_STEPS = 4
+LEAST_STEPS = 8
+"""Fewer decode steps tell too little where reports fall between tokens."""
 TELL_EVERY_S = 5.0
 
 
@@ -183,7 +184,9 @@ class Refinement:
 
     def _decode_sample(self, watched: _Watched, running: _Running, output_tokens: int, now_s: float) -> None:
         steps = output_tokens - running.seen_tokens
-        steady = watched.changed_s <= running.seen_s and not watched.prefilling
+        # one request speaks for its batch: the others' tokens come from the same steps
+        leads = running is next(iter(watched.running.values()))
+        steady = leads and watched.changed_s <= running.seen_s and not watched.prefilling
         if steady and steps < LEAST_STEPS:
             return  # too few yet: wait for more from the same moment on
         if steady and watched.cost is not None:
