@@ -12,9 +12,11 @@ import msgspec
 
 from weighbridge.engine.engine import Engine
 from weighbridge.engine.generation import FinalStats, GenerationRequest, Output
+from weighbridge.engine.leases import Kv
 from weighbridge.engine.model import LlamaModel
 from weighbridge.engine.requests import Call
 from weighbridge.engine.sampling import TokenLogprob
+from weighbridge.engine.transfer import Pulled
 from weighbridge.http import Responder, error_body
 
 _encode = msgspec.json.encode
@@ -47,8 +49,17 @@ class Answer:
     """
 
     def __init__(
-        self, engine: Engine, call: Call, responder: Responder, model_id: str, on_end: Callable[[], None]
+        self,
+        engine: Engine,
+        call: Call,
+        responder: Responder,
+        model_id: str,
+        on_end: Callable[[], None],
+        lease: Callable[[Kv, int], dict[str, Any] | None],
     ) -> None:
+        """`lease` takes KV that another instance will collect and returns what the reply says of it."""
+        self._lease = lease
+        self._transfer_params: dict[str, Any] | None = None
         self._engine = engine
         self._call = call
         self._responder = responder
@@ -60,10 +71,10 @@ class Answer:
         self._created = int(time.time())
         self._ended = False
 
-    def begin(self, call_id: str, arrival_s: float) -> None:
-        """Submit every generation of the call."""
+    def begin(self, call_id: str, arrival_s: float, pulled: Pulled | None = None) -> None:
+        """Submit every generation of the call, with KV that was pulled for it, if any."""
         self._id = call_id
-        self._responder.on_disconnect = self._leave
+        self._responder.on_disconnect = self.leave
         call = self._call
         for index, choice in enumerate(self._choices):
             prompt = call.prompts[choice.prompt]
@@ -84,6 +95,10 @@ class Answer:
                 skip_special=call.skip_special,
                 priority=call.priority,
                 namespace=call.namespace,
+                hold=call.transfer.hold,
+                kv=None if pulled is None else pulled.data,
+                kv_tokens=0 if pulled is None else min(pulled.tokens, len(prompt)),
+                kv_s=0.0 if pulled is None else pulled.seconds,
             )
             self._engine.submit(request, partial(self._take, index))
 
@@ -96,6 +111,8 @@ class Answer:
             return
         choice.finish_reason, choice.stop_reason = output.finish_reason, output.stop_reason
         choice.stats = output.stats
+        if output.kv is not None:
+            self._transfer_params = self._lease(output.kv, len(self._call.prompts[choice.prompt]))
         if self._call.stream:
             self._write_frame(index, choice, output)
         else:
@@ -135,7 +152,7 @@ class Answer:
             headers = (("retry-after", "1"),) if status in (429, 503) else ()
             self._responder.send_error(status, message, kind=kind, code=code, headers=headers)
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """The client has gone."""
         self._cancel_all()
         self._end()
@@ -195,7 +212,10 @@ class Answer:
             entry["finish_reason"] = choice.finish_reason
             entry["stop_reason"] = choice.stop_reason
             choices.append(entry)
-        return self._head(False) | {"choices": choices, "usage": self._usage()} | self._stats()
+        body = self._head(False) | {"choices": choices, "usage": self._usage()} | self._stats()
+        if self._call.transfer.hold:
+            body["kv_transfer_params"] = self._transfer_params
+        return body
 
     def _usage(self) -> dict[str, Any]:
         """Each prompt counts once, however many generations it has."""

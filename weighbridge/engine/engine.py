@@ -171,7 +171,9 @@ class Engine:
             self._deliver([(sink, Output("", (), finish_reason="error", error=str(error)))])
         else:
             text = TextStream(request.stops, include_stop=request.include_stop)
-            self._generations[request.id] = Generation(request, seq, sampler, text, sink)
+            generation = Generation(request, seq, sampler, text, sink)
+            self._generations[request.id] = generation
+            self._stepper.take_in(generation)
 
     def _cancel(self, request_id: str) -> None:
         generation = self._generations.get(request_id)

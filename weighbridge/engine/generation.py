@@ -6,8 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from weighbridge.engine.sampling import Sampler, SamplingParams, TokenLogprob
 from weighbridge.engine.text import TextStream
+from weighbridge.scheduling.prefix_cache import Saved
 from weighbridge.scheduling.sequence import Sequence
 
 
@@ -16,8 +20,8 @@ class GenerationRequest:
     """What is asked of the engine: token ids in, at most `max_tokens` tokens out.
 
     `arrival_s` is on `time.monotonic`. `namespace` keeps prefix caches apart; `priority` is vLLM's: lower is earlier.
-    `kv` is KV bytes of the first `kv_tokens` prompt tokens, computed elsewhere; `hold` keeps the KV after the end
-    until it is collected (prefill/decode disaggregation).
+    `kv` is KV bytes of the first `kv_tokens` prompt tokens, computed elsewhere; with `hold` the last Output carries
+    the KV of the prompt (prefill/decode disaggregation).
     """
 
     id: str
@@ -36,6 +40,7 @@ class GenerationRequest:
     grammar: str | None = None
     kv: bytes | None = None
     kv_tokens: int = 0
+    kv_s: float = 0.0
     hold: bool = False
 
 
@@ -52,6 +57,8 @@ class FinalStats:
     cached_tokens: int
     output_tokens: int
     finish_reason: str
+    transfer_bytes: int = 0
+    transfer_s: float = 0.0
 
     @property
     def e2e_s(self) -> float:
@@ -70,6 +77,7 @@ class Output(NamedTuple):
     stop_reason: str | int | None = None
     stats: FinalStats | None = None
     error: str | None = None
+    kv: NDArray[np.uint8] | None = None
 
 
 Sink = Callable[[Output], None]
@@ -89,6 +97,7 @@ class Generation:
     first_token_s: float | None = None
     last_token_s: float = 0.0
     error: str | None = None
+    imported: Saved | None = None
 
     def stats(self, now_s: float) -> FinalStats:
         """Final stats as of now."""
@@ -105,4 +114,6 @@ class Generation:
             cached_tokens=seq.cached_tokens,
             output_tokens=seq.output_tokens,
             finish_reason=seq.finish_reason or "error",
+            transfer_bytes=len(self.request.kv or b""),
+            transfer_s=self.request.kv_s,
         )

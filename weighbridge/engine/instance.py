@@ -14,6 +14,7 @@ import msgspec
 from weighbridge.core.errors import ConfigError
 from weighbridge.core.instance import Role
 from weighbridge.cost.profile import Profile
+from weighbridge.engine.kv_service import TransferSettings
 from weighbridge.engine.libllama import Library
 from weighbridge.engine.model import LlamaModel, ModelOptions
 from weighbridge.engine.model_store import DEFAULT_MODEL, resolve_model
@@ -27,7 +28,8 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Everything that makes an embedded instance. `threads` 0 takes all cores; `cores` pins to these.
 
     `model` is a catalogue name or a GGUF path. `library` is another libllama than the wheel's. `gpu_layers` above 0
-    (or -1, all) puts that much of the model on a GPU that the library supports. `profile` is a file for the measured
+    (or -1, all) puts that much of the model on a GPU that the library supports. `kv_hosts` are the hosts that KV may be
+    pulled from, `kv_advertise` the host that others are told to pull from. `profile` is a file for the measured
     rates; without one they are measured at each start.
     """
 
@@ -51,6 +53,12 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_waiting: int = 512
     throttle_prefill: float = 1.0
     throttle_decode: float = 1.0
+    prefix_caching: bool = True
+    prefix_store_bytes: int = 256 << 20
+    kv_hosts: tuple[str, ...] = ("127.0.0.1", "::1", "localhost")
+    kv_advertise: str | None = None
+    kv_lease_s: float = 30.0
+    kv_load_failure: Literal["recompute", "fail"] = "recompute"
     probe: bool = True
     profile: str | None = None
 
@@ -119,7 +127,13 @@ async def start_instance(
         _pin(options.cores)
     model = await asyncio.to_thread(_load, options, path, library, progress)
     model_id = options.model_id or default_id
-    server = EngineServer(model, _engine_options(options), model_id, options.name)
+    transfer = TransferSettings(
+        hosts=frozenset(options.kv_hosts),
+        advertise=options.kv_advertise,
+        lease_s=options.kv_lease_s,
+        on_failure=options.kv_load_failure,
+    )
+    server = EngineServer(model, _engine_options(options), model_id, options.name, transfer)
     runner = server.engine.runner
     device = _device(model.library, options)
     profile = await asyncio.to_thread(_profile, options, server, path, device)
@@ -167,6 +181,8 @@ def _engine_options(options: InstanceOptions) -> EngineOptions:
         ),
         busy_prefill_tokens=options.busy_prefill_tokens,
         idle_prefill_tokens=options.idle_prefill_tokens,
+        prefix_caching=options.prefix_caching,
+        prefix_store_bytes=options.prefix_store_bytes,
         max_waiting=options.max_waiting,
     )
 

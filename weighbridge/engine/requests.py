@@ -11,6 +11,7 @@ from weighbridge.engine.chat import ChatTemplate, read_messages
 from weighbridge.engine.fields import Body
 from weighbridge.engine.model import LlamaModel
 from weighbridge.engine.sampling import SamplingParams
+from weighbridge.engine.transfer import TransferAsked, read_transfer
 
 MAX_STOPS = 16
 MAX_CHOICES = 16
@@ -38,12 +39,21 @@ class Call:
     priority: int
     namespace: str
     echo: bool
+    transfer: TransferAsked
 
 
 class RequestReader:
     """Reads bodies for one served model."""
 
-    def __init__(self, model: LlamaModel, template: ChatTemplate, model_id: str, context_tokens: int) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        template: ChatTemplate,
+        model_id: str,
+        context_tokens: int,
+        kv_hosts: frozenset[str] = frozenset(),
+    ) -> None:
+        self._kv_hosts = kv_hosts
         self.model = model
         self.template = template
         self.model_id = model_id
@@ -103,6 +113,10 @@ class RequestReader:
         stream = fields.flag(body, "stream")
         n = fields.integer(body, "n", 1, 1, MAX_CHOICES)
         assert n is not None
+        transfer = read_transfer(body, self._kv_hosts)
+        if (transfer.hold or transfer.remote is not None) and (n > 1 or len(prompts) > 1):
+            message = "kv_transfer_params works with one prompt and one choice"
+            raise RequestError(message, param="kv_transfer_params")
         return Call(
             kind=kind,
             prompts=[self._checked(prompt) for prompt in prompts],
@@ -120,6 +134,7 @@ class RequestReader:
             priority=fields.integer(body, "priority", 0, -(2**31), 2**31) or 0,
             namespace=fields.text(body, "cache_salt"),
             echo=fields.flag(body, "echo") if kind == "completion" else False,
+            transfer=transfer,
         )
 
     def _checked(self, prompt: list[int]) -> list[int]:

@@ -184,9 +184,19 @@ class LlamaRunner:
             raise DecodeFailed(f"the KV of slot {slot} could not be saved")
         return data[:got]
 
+    def export(self, slot: int, tokens: int) -> NDArray[np.uint8]:
+        """KV of a slot's first `tokens` tokens for a context of any number of slots; cuts the slot to them."""
+        self.trim(slot, tokens)
+        return for_streams(self.save(slot), 1)
+
+    @property
+    def streams(self) -> int:
+        """KV streams of this context, which saved bytes must name."""
+        return 1 if self.options.unified else self.options.slots
+
     def restore(self, slot: int, data: NDArray[np.uint8] | memoryview | bytes) -> None:
         """Replace a slot's KV by saved bytes; DecodeFailed where they do not fit this context."""
-        view = np.frombuffer(data, np.uint8)
+        view = for_streams(np.frombuffer(data, np.uint8), self.streams)
         self.trim(slot, 0)
         pointer = self._ffi.cast("uint8_t *", view.ctypes.data)
         if self._lib.llama_state_seq_set_data(self._context, pointer, len(view), slot) == 0:
@@ -212,3 +222,30 @@ class LlamaRunner:
     def handle(self) -> Any:
         """The library's context, for adapters."""
         return self._context
+
+
+_STATE_MAGIC = 0xAF143CD8
+
+
+def for_streams(data: NDArray[np.uint8], streams: int) -> NDArray[np.uint8]:
+    """Saved KV of one sequence, rewritten for a context of `streams` KV streams.
+
+    The library writes: magic, a tag, the number of streams, then for each stream its cell count and, unless that is
+    0, the cells. It reads the cells of one sequence from any stream but insists on the number of streams.
+    """
+    if len(data) < 16:
+        raise DecodeFailed(f"saved KV of {len(data)} bytes is too short")
+    words = np.frombuffer(data[: len(data) // 4 * 4], "<u4")
+    magic, written = int(words[0]), int(words[2])
+    if written == streams:
+        return data
+    if magic != _STATE_MAGIC or not 0 < written <= 65536:
+        raise DecodeFailed("saved KV has a format that is not known; both sides must run the same library")
+    counts = words[3 : 3 + written]
+    filled = np.flatnonzero(counts)
+    if not len(filled):
+        raise DecodeFailed("saved KV holds no tokens")
+    first = int(filled[0])
+    cells = data[12 + 4 * first : len(data) - 4 * (written - 1 - first)]
+    head = np.array([words[0], words[1], streams], "<u4").view(np.uint8)
+    return np.concatenate([head, cells, np.zeros(4 * (streams - 1), np.uint8)])

@@ -15,17 +15,26 @@ from weighbridge.engine.chat import ChatTemplate, read_messages
 from weighbridge.engine.engine import Engine
 from weighbridge.engine.fields import Body
 from weighbridge.engine.generation import Output, Sink
+from weighbridge.engine.kv_service import KvService, TransferSettings
 from weighbridge.engine.metrics import EngineCollector, metrics_page
 from weighbridge.engine.model import LlamaModel
 from weighbridge.engine.options import EngineOptions
 from weighbridge.engine.requests import Call, RequestReader
+from weighbridge.engine.transfer import KV_PATH
 from weighbridge.http import HttpServer, Request, Responder, Routes, ServerLimits
 
 
 class EngineServer:
     """Serves one engine over HTTP. Make and use it on one running event loop."""
 
-    def __init__(self, model: LlamaModel, options: EngineOptions, model_id: str, name: str = "0") -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        options: EngineOptions,
+        model_id: str,
+        name: str = "0",
+        transfer: TransferSettings | None = None,
+    ) -> None:
         """Allocates the engine's context, which blocks for a moment. Raises ModelError where that fails."""
         self._loop = asyncio.get_running_loop()
         self.engine = Engine(model, options, self._deliver)
@@ -35,7 +44,10 @@ class EngineServer:
             bos=model.piece(model.bos).decode(errors="replace") if model.bos >= 0 else "",
             eos=model.piece(model.eos).decode(errors="replace") if model.eos >= 0 else "",
         )
-        self._reader = RequestReader(model, self._template, model_id, self.engine.context_tokens)
+        self._kv = KvService(self.engine, name, transfer or TransferSettings())
+        self._reader = RequestReader(
+            model, self._template, model_id, self.engine.context_tokens, self._kv.settings.hosts
+        )
         self._collector = EngineCollector(self.engine, model_id, name)
         self._calls = itertools.count(1)
         self._running = 0
@@ -59,6 +71,7 @@ class EngineServer:
         self.engine.start()
         try:
             await self._http.start(host, port)
+            self._kv.listening(host, self._http.port)
         except OSError as error:
             self.engine.stop()
             raise ServiceError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
@@ -70,6 +83,7 @@ class EngineServer:
             await self._http.drain(drain_s)
         await self._http.stop()
         await asyncio.to_thread(self.engine.stop)
+        await self._kv.close()
 
     def _deliver(self, outputs: list[tuple[Sink, Output]]) -> None:
         """Called in the engine's thread: hand the outputs of half a step to the event loop in one go."""
@@ -86,6 +100,8 @@ class EngineServer:
         routes.get("/metrics", self._metrics)
         routes.post("/v1/chat/completions", self._answering(self._reader.chat, "chatcmpl"))
         routes.post("/v1/completions", self._answering(self._reader.completion, "cmpl"))
+        routes.add("GET", KV_PATH + "*", self._kv.get)
+        routes.add("DELETE", KV_PATH + "*", self._kv.delete)
         routes.post("/tokenize", _checked(self._tokenize))
         routes.post("/detokenize", _checked(self._detokenize))
         return routes
@@ -98,8 +114,12 @@ class EngineServer:
             self._reader.check_model(body)
             call = read(body)
             self._running += 1
-            answer = Answer(self.engine, call, responder, self.model_id, self._ended)
-            answer.begin(f"{prefix}-{next(self._calls)}-{self._created:x}", time.monotonic())
+            answer = Answer(self.engine, call, responder, self.model_id, self._ended, self._kv.lease)
+            call_id, arrival_s = f"{prefix}-{next(self._calls)}-{self._created:x}", time.monotonic()
+            if call.transfer.remote is None:
+                answer.begin(call_id, arrival_s)
+            else:
+                self._kv.begin_with(call.transfer.remote, answer, responder, call_id, arrival_s)
 
         return _checked(handle)
 
@@ -128,7 +148,7 @@ class EngineServer:
         responder.send_json(200, {"object": "list", "data": [entry]})
 
     def _metrics(self, _: Request, responder: Responder) -> None:
-        page = metrics_page([self._collector])
+        page = metrics_page([self._collector, self._kv])
         responder.send(200, page, content_type="text/plain; version=0.0.4; charset=utf-8")
 
     def _tokenize(self, request: Request, responder: Responder) -> None:

@@ -20,6 +20,7 @@ from weighbridge.scheduling.scheduler import Scheduler
 from weighbridge.scheduling.sequence import Sequence
 
 log = logging.getLogger("weighbridge.engine")
+Kv = NDArray[np.uint8]
 Deliver = Callable[[list[tuple[Sink, Output]]], None]
 
 
@@ -42,8 +43,8 @@ class Stepper:
         self._generations = generations
         self._options = options
         self._deliver = deliver
-        self._swapped: dict[str, NDArray[np.uint8]] = {}
-        self._saved: dict[Saved, NDArray[np.uint8]] = {}
+        self._swapped: dict[str, Kv] = {}
+        self._saved: dict[Saved, Kv] = {}
         self._prefill_s_per_token = 0.0
         self.failures_in_a_row = 0
 
@@ -72,7 +73,9 @@ class Stepper:
                 self.release(slot)
             self._counters.swap_s += time.perf_counter() - begun
         for placement in batch.placements:
-            self._place(placement)
+            if not self._place(placement):  # nothing is there: its prompt is computed from the start, next step on
+                batch.prefills[:] = [piece for piece in batch.prefills if piece.seq is not placement.seq]
+                placement.seq.computed_tokens = placement.seq.cached_tokens = 0
         if batch.restored:
             begun = time.perf_counter()
             for seq in batch.restored:
@@ -85,7 +88,8 @@ class Stepper:
         self._counters.swaps += 1
         self._counters.swap_bytes += len(data)
 
-    def _place(self, placement: Placement) -> None:
+    def _place(self, placement: Placement) -> bool:
+        """Carry a placement out; False where its prefix could not be put in place."""
         begun = time.perf_counter()
         seq, slot, source = placement.seq, placement.slot, placement.source
         for saved in placement.drop:
@@ -93,7 +97,8 @@ class Stepper:
         if placement.save is not None:
             self._saved[placement.save] = self._runner.save(slot)
         if isinstance(source, Saved):
-            self._runner.restore(slot, self._saved[source])
+            if not self._restore(slot, source, placement.tokens):
+                return False
         elif source is not None and source != slot:
             self._runner.restore(slot, self._runner.save(source))
         self._runner.trim(slot, placement.tokens)
@@ -101,6 +106,20 @@ class Stepper:
             self._counters.prefix_queries += seq.prompt_tokens
             self._counters.prefix_hits += placement.tokens
         self._counters.place_s += time.perf_counter() - begun
+        return True
+
+    def _restore(self, slot: int, source: Saved, tokens: int) -> bool:
+        """Copy saved KV into a slot. What came from another instance may not fit."""
+        try:
+            self._runner.restore(slot, self._saved[source])
+            if self._runner.length(slot) >= tokens:
+                return True
+            reason = f"saved KV holds {self._runner.length(slot)} tokens instead of {tokens}"
+            self._runner.trim(slot, 0)
+        except DecodeFailed as error:
+            reason = str(error)
+        log.warning("%s; the prompt is computed again", reason)
+        return False
 
     def forget(self) -> None:
         """After an error that leaves the state of the slots unknown: empty them all, and every copy."""
@@ -225,8 +244,9 @@ class Stepper:
             if seq.finish_reason is None:
                 outputs.append((generation.sink, Output(text, tokens, generation.logprobs)))
             else:
+                kv = self._held(generation, slot)
                 self.release(slot)
-                outputs.append(self.last_output(generation, text, tokens))
+                outputs.append(self.last_output(generation, text, tokens, kv))
         self._deliver(outputs)
 
     def _note_token(self, generation: Generation, now_s: float) -> None:
@@ -238,7 +258,29 @@ class Stepper:
             self._counters.itl_s.observe(now_s - generation.last_token_s)
         generation.last_token_s = now_s
 
-    def last_output(self, generation: Generation, text: str, tokens: tuple[int, ...]) -> tuple[Sink, Output]:
+    def _held(self, generation: Generation, slot: int) -> Kv | None:
+        """KV of the prompt for another instance, while the slot still holds it."""
+        if not generation.request.hold or generation.seq.finish_reason not in ("stop", "length"):
+            return None
+        return self._runner.export(slot, generation.seq.prompt_tokens)
+
+    def take_in(self, generation: Generation) -> None:
+        """Make KV that came from another instance available as a prefix."""
+        request, prefixes = generation.request, self._scheduler.prefixes
+        if request.kv is None or prefixes is None:
+            return
+        saved, drop = prefixes.add_saved(request.tokens[: request.kv_tokens], request.namespace)
+        for old in drop:
+            self._saved.pop(old, None)
+        self._saved[saved] = np.frombuffer(request.kv, np.uint8)
+        generation.imported = saved
+        self._counters.transfers += 1
+        self._counters.transfer_bytes += len(request.kv)
+        self._counters.transfer_s += request.kv_s
+
+    def last_output(
+        self, generation: Generation, text: str, tokens: tuple[int, ...], kv: Kv | None = None
+    ) -> tuple[Sink, Output]:
         """Close a generation: the rest of its text, its stats, its end."""
         seq = generation.seq
         reason = seq.finish_reason or "error"
@@ -248,9 +290,12 @@ class Stepper:
             generation.sampler.grammar.close()
         del self._generations[generation.request.id]
         self._swapped.pop(generation.request.id, None)
+        if generation.imported is not None and self._scheduler.prefixes is not None:
+            self._scheduler.prefixes.remove_saved(generation.imported)
+            self._saved.pop(generation.imported, None)
         stats = generation.stats(time.monotonic())
         self._counters.note_end(stats)
-        output = Output(text, tokens, generation.logprobs, reason, generation.stop_reason, stats, generation.error)
+        output = Output(text, tokens, generation.logprobs, reason, generation.stop_reason, stats, generation.error, kv)
         return generation.sink, output
 
     def drop(self, seqs: list[Sequence], reason: str) -> None:

@@ -62,6 +62,7 @@ class PrefixCache:
         self._running: dict[int, Sequence] = {}
         self._resident: dict[int, int] = {}  # slot -> tick of last use
         self._saved: dict[Saved, int] = {}  # in order of last use -> tokens
+        self._pinned: set[Saved] = set()
         self._tick = 0
         self._keys = 0
         self.lookups = 0
@@ -125,6 +126,22 @@ class PrefixCache:
         self._tick += 1
         self._resident[slot] = self._tick
 
+    def add_saved(self, tokens: Seq[int], namespace: str) -> tuple[Saved, tuple[Saved, ...]]:
+        """Take in a copy that was computed elsewhere; it stays until `remove_saved`. Returns what to drop for it."""
+        drop = self._make_room(len(tokens), None)
+        self._keys += 1
+        saved = Saved(self._keys)
+        self._saved[saved] = len(tokens)
+        self._pinned.add(saved)
+        self._tree.insert(saved, tokens, namespace)
+        return saved, drop
+
+    def remove_saved(self, saved: Saved) -> None:
+        """Forget a copy."""
+        self._pinned.discard(saved)
+        self._saved.pop(saved, None)
+        self._tree.remove(saved)
+
     def discard(self, slot: int) -> None:
         """A slot's content is worth nothing any more."""
         self._running.pop(slot, None)
@@ -137,8 +154,7 @@ class PrefixCache:
             self.discard(slot)
         dropped = list(self._saved)
         for saved in dropped:
-            self._tree.remove(saved)
-        self._saved.clear()
+            self.remove_saved(saved)
         return dropped
 
     def _ready(self, holder: object, common: int) -> int:
@@ -196,17 +212,23 @@ class PrefixCache:
         )
         if size - elsewhere < self.config.min_save_tokens:
             return None, ()
-        drop: list[Saved] = []
-        while self.saved_tokens + size > self.config.saved_tokens:
-            oldest = next((saved for saved in self._saved if saved != keep), None)
-            if oldest is None:
-                return None, tuple(drop)
-            del self._saved[oldest]
-            self._tree.remove(oldest)
-            self.evictions += 1
-            drop.append(oldest)
+        drop = self._make_room(size, keep)
+        if self.saved_tokens + size > self.config.saved_tokens:
+            return None, drop
         self._keys += 1
         saved = Saved(self._keys)
         self._saved[saved] = size
         self._tree.insert(saved, tokens, namespace)
-        return saved, tuple(drop)
+        return saved, drop
+
+    def _make_room(self, size: int, keep: Holder | None) -> tuple[Saved, ...]:
+        """Evict the copies used longest ago until `size` tokens fit, or until only pinned ones and `keep` are left."""
+        drop: list[Saved] = []
+        while self.saved_tokens + size > self.config.saved_tokens:
+            oldest = next((saved for saved in self._saved if saved != keep and saved not in self._pinned), None)
+            if oldest is None:
+                break
+            self.remove_saved(oldest)
+            self.evictions += 1
+            drop.append(oldest)
+        return tuple(drop)
