@@ -156,6 +156,13 @@ def test_a_saturated_strong_model_loses_to_an_idle_adequate_one_in_balanced_only
     assert late.model == "small"
 
 
+def test_seconds_do_not_count_while_one_models_speed_is_unknown(selector: Selector) -> None:
+    half = {"big": LiveCost(ttft_s=600.0), "small": LiveCost()}
+    decision = selector.decide(PROOF, mode=Mode.BALANCED, live=half)
+    assert decision.model == "big"
+    assert [c.latency_s for c in decision.candidates] == [600.0, None]
+
+
 def test_an_unknown_family_goes_to_the_fallback_and_the_record_says_so(selector: Selector) -> None:
     decision = selector.decide(STRANGE)
     assert not decision.known

@@ -265,7 +265,7 @@ def feedback(
     said, tools = _selecting.read_messages(text, messages)
     selector = _open(pool, checkpoint)
     decision, sketch = selector.decide_with_sketch(said, tools)
-    forecast = next((c.quality for c in decision.candidates if c.model == model), 0.0)
+    forecast = next((c.untaught for c in decision.candidates if c.model == model), 0.0)
     record = store.make_feedback(selector, sketch, model, score, forecast, time.time())
     with log.open("ab") as stream:
         stream.write(store.encode(record))

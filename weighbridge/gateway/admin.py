@@ -43,6 +43,7 @@ class Admin:
         self.routes.get("/metrics", self._metrics)
         self.routes.get("/fleet", self._fleet)
         self.routes.get("/decisions", self._decisions)
+        self.routes.get("/selections", self._selections)
         self.routes.get("/policies", self._policies)
         self.routes.post("/instances/drain", self._drain)
         self.routes.post("/instances/undrain", self._undrain)
@@ -96,6 +97,17 @@ class Admin:
         records = list(self._gateway.driver.decisions)[-int(text) :]
         rows = [{**msgspec.structs.asdict(r.decision), "outcome": r.outcome} for r in reversed(records)]
         responder.send_json(200, {"decisions": rows})
+
+    def _selections(self, request: Request, responder: Responder) -> None:
+        """Which model answered `model: auto`, and why; the newest first."""
+        text = request.param("last") or "100"
+        if not text.isdigit() or not 1 <= int(text) <= MAX_DECISIONS:
+            responder.send_error(400, f"`last` must be a number from 1 to {MAX_DECISIONS}.", param="last")
+            return
+        choice = self._gateway.surface.choice
+        records = [] if choice is None else list(choice.records.values())[-int(text) :]
+        rows = [{"request_id": r.request_id, "at_s": r.at_s, "decision": r.decision} for r in reversed(records)]
+        responder.send_json(200, {"selections": rows})
 
     def _drain(self, request: Request, responder: Responder) -> None:
         self._switch(request, responder, draining=True)

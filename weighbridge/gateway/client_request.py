@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from weighbridge.core.errors import RequestError
 from weighbridge.gateway.estimate import inline_data
 from weighbridge.gateway.settings import RequestLimits
-from weighbridge.gateway.splice import repeated_keys
+from weighbridge.gateway.splice import repeated_keys, replace_value
 
 
 class _Body(msgspec.Struct):
@@ -96,6 +96,11 @@ class ClientRequest:
         self.text = b"".join((*heads, prompt)) if heads else prompt
         media_bytes, self.media = inline_data(self.text)
         self.text_bytes = len(self.text) - media_bytes
+
+    def set_model(self, model: str) -> None:
+        """Another model than the client wrote; every other byte of the body stays."""
+        self.body = replace_value(self.body, "model", msgspec.json.encode(model))
+        self.model = model
 
     def _completion_prompt(self, raw: bytes, limits: RequestLimits) -> bytes:
         """The first prompt's bytes; token ids are counted exactly."""

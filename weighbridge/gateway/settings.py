@@ -9,6 +9,7 @@ import msgspec
 from weighbridge.core.instance import Limits, Role
 from weighbridge.http.limits import ClientLimits, ServerLimits
 from weighbridge.routing.router import RouterSettings
+from weighbridge.selection.settings import SelectionSettings
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -99,5 +100,6 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     client: ClientLimits = ClientLimits()
     health: HealthSettings = HealthSettings()
     limits: RequestLimits = RequestLimits()
+    selection: SelectionSettings | None = None  # how `model: auto` is answered; None: it is an unknown model
     tls_cert: str | None = None
     tls_key: str | None = None

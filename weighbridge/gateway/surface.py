@@ -19,6 +19,7 @@ from weighbridge.gateway.driver import Driver, Outcome
 from weighbridge.gateway.estimate import TokenEstimator, prefix_hashes
 from weighbridge.gateway.flight import Flight
 from weighbridge.gateway.health import Health
+from weighbridge.gateway.model_choice import ModelChoice
 from weighbridge.gateway.refusal import send_request_error
 from weighbridge.gateway.reply import Usage
 from weighbridge.gateway.settings import GatewaySettings
@@ -40,6 +41,7 @@ class Surface:
         self.health = health
         self.stats = stats
         self.auth = Authorizer(settings)
+        self.choice = None if settings.selection is None else ModelChoice(settings.selection, driver)
         self.estimator = TokenEstimator()
         self.rng = random.Random(settings.router.seed)
         self.draining = False
@@ -48,6 +50,8 @@ class Surface:
         self.routes = Routes()
         for path in ENDPOINTS:
             self.routes.post(path, self.complete)
+        if self.choice is not None:
+            self.routes.post("/v1/feedback", self.feedback)
         self.routes.get("/v1/models", self.models)
         self.routes.get("/v1/models/*", self.model)
         self.routes.get("/healthz", self._alive)
@@ -85,10 +89,20 @@ class Surface:
             raise RequestError("The gateway is shutting down.", status=503, type="server_error", retry_after_s=2.0)
         endpoint = ENDPOINTS[request.path]
         parsed = ClientRequest(endpoint, request.body, self.settings.limits)
-        self._check_model(principal, parsed.model)
+        choice = self.choice if self.choice is not None and self.choice.allows(principal, parsed.model) else None
+        if choice is None:
+            self._check_model(principal, parsed.model)
         passed = [b"%b: %b\r\n" % pair for pair in request.headers if pair[0] in FORWARDED]
         headers = b"".join(passed) if passed else b""
         routed = self._routed(request, principal, parsed, request_id)
+        if choice is not None:
+            decision = choice.choose(request, principal, parsed.body, routed)
+            parsed.set_model(decision.model)
+            routed = msgspec.structs.replace(
+                self._routed(request, principal, parsed, request_id),
+                arrival_s=routed.arrival_s,
+                expected_output_tokens=decision.expected_output_tokens,
+            )
         return Flight(self, responder, parsed, routed, request.path, headers)
 
     def _check_model(self, principal: Principal, model: str) -> None:
@@ -150,12 +164,14 @@ class Surface:
 
     def explain(self, flight: Flight) -> bytes:
         """Header lines with the decision, for a client that asked with `x-weighbridge-explain: 1`."""
-        if flight.record is None or flight.responder.request.header(b"x-weighbridge-explain") != b"1":
-            return b""
+        asked = flight.responder.request.header(b"x-weighbridge-explain") == b"1"
+        model = b"" if self.choice is None else self.choice.header_lines(flight.id, asked)
+        if flight.record is None or not asked:
+            return model
         text = msgspec.json.encode(flight.record.decision)
         if len(text) > 8000 or not text.isascii():
-            return b"x-weighbridge-instance: %b\r\n" % flight.record.decision.chosen.encode("ascii", "replace")
-        return b"x-weighbridge-decision: %b\r\n" % text
+            return model + b"x-weighbridge-instance: %b\r\n" % flight.record.decision.chosen.encode("ascii", "replace")
+        return model + b"x-weighbridge-decision: %b\r\n" % text
 
     def learn(self, flight: Flight, usage: Usage) -> None:
         """An engine counted a prompt: the estimate of the next ones gets better."""
@@ -207,6 +223,18 @@ class Surface:
                 output_tokens=output_tokens,
             )
 
+    def feedback(self, request: Request, responder: Responder) -> None:
+        """How good the answer to a recent `model: auto` request was."""
+        principal = request.context or self.auth.principal(request)
+        request_id = self._request_id(request)
+        try:
+            if principal is None:
+                raise RequestError(REFUSED, status=401, type="authentication_error", code="invalid_api_key")
+            assert self.choice is not None
+            responder.send_json(200, self.choice.feedback(request.body, principal), headers=self.id_header(request_id))
+        except RequestError as error:
+            send_request_error(responder, error, self.id_header(request_id))
+
     # models
 
     def models(self, request: Request, responder: Responder) -> None:
@@ -236,6 +264,9 @@ class Surface:
     def _rows(self, principal: Principal) -> dict[str, dict[str, object]]:
         """Merged over instances that are up; the context is the smallest, which every instance can hold."""
         rows: dict[str, dict[str, object]] = {}
+        for alias in () if self.choice is None else sorted(self.choice.aliases):
+            if not principal.models or alias in principal.models:
+                rows[alias] = {"id": alias, "object": "model", "created": 0, "owned_by": "weighbridge"}
         for endpoint in self.driver.endpoints.values():
             if not endpoint.up:
                 continue

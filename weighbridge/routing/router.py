@@ -29,12 +29,13 @@ from weighbridge.core.events import (
     Tick,
     TokensProgressed,
 )
-from weighbridge.core.request import DEFAULT_TIERS, Tier
+from weighbridge.core.request import DEFAULT_TIERS, Request, Tier
 from weighbridge.routing.candidates import Pool
 from weighbridge.routing.cost import cost_of
 from weighbridge.routing.fleet import Fleet, Instance
 from weighbridge.routing.hold import HoldQueue
 from weighbridge.routing.live import HANDING_OFF, HELD, RUNNING, Live
+from weighbridge.routing.outlook import Outlook, outlook
 from weighbridge.routing.placing import Placing
 from weighbridge.routing.policies.registry import make_policy
 from weighbridge.routing.policy import Policy
@@ -99,6 +100,12 @@ class Router:
     def live_requests(self) -> int:
         """Requests that have arrived and not ended."""
         return len(self._live)
+
+    def outlook(self, request: Request, now_s: float) -> Outlook:
+        """What `request.model`'s pool would cost this request in time; asking changes nothing."""
+        tier = self.tiers.get(request.tier, self._default_tier)
+        pool = self._placing.candidates.pool(request.model)
+        return outlook(pool, self.fleet, self._held.get(request.model), request, tier, now_s)
 
     @property
     def held_requests(self) -> int:

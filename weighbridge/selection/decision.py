@@ -22,12 +22,16 @@ class Mode(enum.StrEnum):
 class LiveCost(msgspec.Struct, frozen=True, kw_only=True):
     """One model's pool right now, as the router forecasts it for this request. Seconds, queueing included.
 
-    `healthy` counts instances that can take work; none excludes the model.
+    `ttft_s` None: nothing is known of its speed. `healthy` counts instances that can take work; none excludes it.
     """
 
-    ttft_s: float
+    ttft_s: float | None = None
     tpot_s: float = 0.0
     healthy: int = 1
+
+    def latency_s(self, output_tokens: float) -> float | None:
+        """Seconds to the last of this many tokens; None where the speed is unknown."""
+        return None if self.ttft_s is None else self.ttft_s + self.tpot_s * max(0.0, output_tokens - 1.0)
 
 
 class Constraints(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -61,10 +65,14 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Weighed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One candidate. `quality` is a chance 0..1, `utility_usd` what is maximised; `excluded` is the reason, if any."""
+    """One candidate. `quality` is a chance 0..1, `utility_usd` what is maximised; `excluded` is the reason, if any.
+
+    `untaught` is the chance before feedback on similar texts moved it; equal to `quality` without any.
+    """
 
     model: str
     quality: float
+    untaught: float
     cost_usd: float
     input_tokens: int
     output_tokens: int

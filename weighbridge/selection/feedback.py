@@ -20,7 +20,7 @@ MAX_LINE_BYTES = 64 << 10
 
 
 class Feedback(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One judged answer. `score` is 0 (useless) to 1 (good); `forecast` is the quality predicted at the time."""
+    """One judged answer. `score` is 0 (useless) to 1 (good); `forecast` is the chance predicted without feedback."""
 
     v: int = VERSION
     at_s: float

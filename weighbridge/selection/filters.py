@@ -78,7 +78,7 @@ def _moment(
     here = live.get(model.name)
     if here is None or here.healthy <= 0:
         return NO_INSTANCE
-    latency = here.ttft_s + here.tpot_s * max(0.0, float(forecast.output_tokens[index]) - 1.0)
-    if constraints.max_latency_s is not None and latency > constraints.max_latency_s:
+    latency = here.latency_s(float(forecast.output_tokens[index]))
+    if constraints.max_latency_s is not None and latency is not None and latency > constraints.max_latency_s:
         return f"would take about {latency:.1f} s, over {constraints.max_latency_s:g} s"
     return None

@@ -12,9 +12,10 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Per candidate of the pool: chance of a good answer, output and input tokens, cost in USD."""
+    """Per candidate of the pool: chance with and without feedback, output and input tokens, cost in USD."""
 
     quality: Vector
+    untaught: Vector
     output_tokens: Vector
     input_tokens: Vector
     cost_usd: Vector

@@ -135,17 +135,17 @@ class Selector:
         else:
             quality = self._unknown_prior
             shift = np.zeros(count)
-        quality = np.clip(quality + self.neighbours.corrections(sketch), 0.0, 1.0)
+        taught = np.clip(quality + self.neighbours.corrections(sketch), 0.0, 1.0)
         logs = np.clip(shift + self._output_prior, 0.0, MAX_LOG_TOKENS)
         output = np.maximum(1.0, np.expm1(logs) * self._output_scale)
         if max_output_tokens is not None:
             output = np.minimum(output, max_output_tokens)
         prompt = self._input_line[:, 0] + self._input_line[:, 1] * text.prompt_bytes
         cost = prompt * self._input_price + output * self._output_price
-        return Forecast(quality, output, prompt, cost, known, near)
+        return Forecast(taught, quality, output, prompt, cost, known, near)
 
     def learn(self, sketch: FloatArray, model: str, surprise: float) -> None:
-        """Remember that `model` did better or worse than forecast near this text; `surprise` = outcome - forecast."""
+        """Remember that `model` did better or worse than forecast near this text; `surprise` = outcome - `untaught`."""
         self.neighbours.add(sketch, self.pool.names.index(model), surprise)
 
     def weights_of(self, model: str) -> FloatArray:
@@ -190,17 +190,22 @@ class Selector:
         self, forecast: Forecast, reasons: list[str | None], mode: Mode, live: Mapping[str, LiveCost] | None
     ) -> tuple[Weighed, ...]:
         worth = self.settings.worth_of(mode)
-        quality, cost = forecast.quality.tolist(), forecast.cost_usd.tolist()
+        quality, untaught, cost = forecast.quality.tolist(), forecast.untaught.tolist(), forecast.cost_usd.tolist()
         output, prompt = forecast.output_tokens.tolist(), forecast.input_tokens.tolist()
+        here = [None if live is None else live.get(name) for name in self.pool.names]
+        latencies = [None if h is None else h.latency_s(output[i]) for i, h in enumerate(here)]
+        # seconds are compared only where they are known of every model that could be taken
+        timed = all(latency is not None for latency, reason in zip(latencies, reasons, strict=True) if reason is None)
         out = []
         for i, name in enumerate(self.pool.names):
-            here = live.get(name) if live is not None else None
-            latency = None if here is None else here.ttft_s + here.tpot_s * max(0.0, output[i] - 1.0)
-            utility = worth.success_usd * quality[i] - cost[i] - worth.second_usd * (latency or 0.0)
+            latency = latencies[i]
+            waiting = worth.second_usd * latency if timed and latency is not None else 0.0
+            utility = worth.success_usd * quality[i] - cost[i] - waiting
             out.append(
                 Weighed(
                     model=name,
                     quality=round(quality[i], 4),
+                    untaught=round(untaught[i], 4),
                     cost_usd=round(cost[i], 8),
                     input_tokens=round(prompt[i]),
                     output_tokens=round(output[i]),
