@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -30,7 +30,7 @@ class Verifier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Exactly one of: `pattern` must be found, `json_schema` must hold, or model `judge` must grade >= `min_grade`."""
 
     pattern: str = ""
-    json_schema: dict[str, object] | None = None
+    json_schema: dict[str, Any] | None = None
     judge: str = ""
     min_grade: float = 7.0
 
@@ -113,7 +113,7 @@ def _compile(pattern: str, source: str = "selection", path: str = "") -> re.Patt
         raise ConfigError(f"is not a regular expression: {error}", source=source, path=path) from None
 
 
-def _validator(schema: dict[str, object], source: str = "selection", path: str = "") -> jsonschema.protocols.Validator:
+def _validator(schema: dict[str, Any], source: str = "selection", path: str = "") -> jsonschema.protocols.Validator:
     try:
         import jsonschema
     except ImportError:
