@@ -34,8 +34,7 @@ class Feed:
         """Poll every engine that is up; or deliver reports that were under way."""
         simulation, settings = self._simulation, self._settings
         if late is not None:
-            for event in late:
-                simulation.tell(event, now)
+            simulation.tell_all(late, now)
             return
         reports = [
             InstanceReported(
@@ -52,16 +51,15 @@ class Feed:
         if settings.report_delay_s > 0:
             simulation.push(now + settings.report_delay_s, REPORT, reports)
         else:
-            for event in reports:
-                simulation.tell(event, now)
+            simulation.tell_all(reports, now)
 
     def progress(self, what: None, now: float) -> None:
         """Token counts of everything that decodes."""
         assert self._settings.progress_s is not None
-        tell = self._simulation.tell
         for instance in self._simulation.instances:
-            for name, tokens in instance.progress(now):
-                tell(TokensProgressed(request_id=name, output_tokens=tokens), now)
+            self._simulation.tell_all(
+                [TokensProgressed(request_id=name, output_tokens=n) for name, n in instance.progress(now)], now
+            )
         self._simulation.push(now + self._settings.progress_s, PROGRESS, None)
 
     def tick(self, what: None, now: float) -> None:

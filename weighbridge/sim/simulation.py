@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import IO, Any
 
@@ -174,6 +174,17 @@ class Simulation:
             self._log.write(encode_entry(now, event, actions))
         for action in actions:
             self._act(action, now)
+
+    def tell_all(self, events: Sequence[Event], now: float) -> None:
+        """Several events at once, in order."""
+        if self._log is not None:
+            for event in events:
+                self.tell(event, now)
+            return
+        handle = self.router.handle
+        for event in events:
+            for action in handle(event, now):
+                self._act(action, now)
 
     def _act(self, action: Action, now: float) -> None:
         if type(action) is Dispatch:

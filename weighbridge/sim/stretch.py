@@ -25,6 +25,8 @@ class Stretch:
 
     def boundary(self, now_s: float) -> int:
         """The first step boundary at or after `now_s`, at least 1 and at most the last."""
+        if self.steps == 1:
+            return 1
         half = self.growth_s / 2.0
         linear = self.first_s - half
         elapsed = now_s - self.start_s
@@ -42,7 +44,7 @@ class Stretch:
 
     def done(self, now_s: float) -> int:
         """Steps that have ended by `now_s`."""
-        if not self.steps:
+        if not self.steps or now_s < self.start_s + self.first_s:
             return 0
         steps = self.boundary(now_s)
         return steps if self.end(steps) <= now_s else steps - 1
