@@ -202,8 +202,13 @@ def _vllm(pages: Mapping[str, Reply | None], entry: Mapping[str, Any]) -> dict[s
 
 def _embedded(pages: Mapping[str, Reply | None], entry: Mapping[str, Any]) -> dict[str, Any]:
     limits: Limits = _vllm(pages, entry)["limits"]
-    slots = limits.kv_tokens // limits.max_context if limits.kv_tokens and limits.max_context else None
-    return {"limits": msgspec.structs.replace(limits, token_budget=512, max_sequences=slots)}
+    slots = _int(entry.get("max_num_seqs"))
+    described = str(entry.get("description") or "").split()
+    return {
+        "limits": msgspec.structs.replace(limits, token_budget=512, max_sequences=slots),
+        "device": str(entry.get("device") or ""),
+        "quantisation": described[-1] if described else "",
+    }
 
 
 def _sglang(pages: Mapping[str, Reply | None], entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -135,7 +135,7 @@ async def start_instance(
     )
     server = EngineServer(model, _engine_options(options), model_id, options.name, transfer)
     runner = server.engine.runner
-    device = _device(model.library, options)
+    device = server.device = _device(model.library, options)
     profile = await asyncio.to_thread(_profile, options, server, path, device)
     await server.start(options.host, options.port)
     memory = server.engine.scheduler.memory

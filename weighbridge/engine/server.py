@@ -39,6 +39,8 @@ class EngineServer:
         self._loop = asyncio.get_running_loop()
         self.engine = Engine(model, options, self._deliver)
         self.model_id = model_id
+        self.device = ""
+        """Where the model really is, as `/v1/models` tells it; set by whoever loaded the model."""
         self._template = ChatTemplate(
             model.chat_template(),
             bos=model.piece(model.bos).decode(errors="replace") if model.bos >= 0 else "",
@@ -144,6 +146,9 @@ class EngineServer:
             "created": self._created,
             "owned_by": "weighbridge",
             "max_model_len": self.engine.context_tokens,
+            "max_num_seqs": self.engine.options.runner.slots,
+            "description": self.engine.model.describe(),
+            "device": self.device,
         }
         responder.send_json(200, {"object": "list", "data": [entry]})
 
