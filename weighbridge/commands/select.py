@@ -227,7 +227,7 @@ def bench(
 
     if size is not None:
         begun = time.perf_counter()
-        selector = _open(pool, checkpoint)
+        selector = _open(pool, checkpoint, gate=False)  # the dearer path: known families use the weights as well
         load_s = time.perf_counter() - begun
         timed = timing.time_decisions(selector, size, iterations, load_s, time.perf_counter, time.process_time)
         typer.echo(msgspec.json.encode(timed).decode())
@@ -273,11 +273,11 @@ def feedback(
     _selecting.show(facts, as_json)
 
 
-def _open(pool: Path | None, checkpoint: Path | None) -> Selector:
+def _open(pool: Path | None, checkpoint: Path | None, *, gate: bool = True) -> Selector:
     from weighbridge.selection.opening import open_selector
     from weighbridge.selection.settings import SelectionSettings
 
-    return open_selector(SelectionSettings(pool=str(pool or ""), checkpoint=str(checkpoint or "")))
+    return open_selector(SelectionSettings(pool=str(pool or ""), checkpoint=str(checkpoint or ""), gate=gate))
 
 
 def _mode(name: str) -> Mode:

@@ -15,7 +15,7 @@ BINS = 10
 
 
 def logistic(values: Matrix) -> Matrix:
-    out: Matrix = 1.0 / (1.0 + np.exp(-np.clip(values, -30.0, 30.0)))
+    out: Matrix = 1.0 / (1.0 + np.exp(np.minimum(np.maximum(-values, -30.0), 30.0)))
     return out
 
 

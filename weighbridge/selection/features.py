@@ -104,8 +104,8 @@ class HashedNgrams:
         words = _word_hashes(data, classes)
         if not words.size:
             return Features(np.zeros(0, np.int64), np.zeros(0, np.float32), 0)
-        pairs = _mix((words[:-1] * _PAIR) ^ words[1:] ^ _SALT_PAIR)
-        hashes = np.concatenate([words, pairs, _window_hashes(data, classes)])
+        pairs = (words[:-1] * _PAIR) ^ words[1:] ^ _SALT_PAIR
+        hashes = np.concatenate([words, _mix(np.concatenate([pairs, _window_sums(data, classes)]))])
         places = (hashes & np.uint64(self.buckets - 1)).astype(np.int64)
         if places.size < _SORT_BELOW:
             kept, counts = np.unique(places, return_counts=True)
@@ -144,13 +144,16 @@ def _word_hashes(data: NDArray[np.uint8], classes: NDArray[np.uint8]) -> NDArray
         return np.zeros(0, np.uint64)
     data, classes = data[starts[0] :], classes[starts[0] :]
     starts = starts - starts[0]
-    place = np.arange(data.size) - np.repeat(starts, np.diff(starts, append=data.size))
+    lengths = np.empty_like(starts)
+    np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
+    lengths[-1] = data.size - starts[-1]
+    place = np.arange(data.size) - starts.repeat(lengths)
     terms = np.where(classes != _SPACE, data, 0).astype(np.uint64) * _POWERS[np.minimum(place, 63)]
     return _mix(np.add.reduceat(terms, starts))
 
 
-def _window_hashes(data: NDArray[np.uint8], classes: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """One hash per run of WINDOW_BYTES bytes, white space collapsed to one blank."""
+def _window_sums(data: NDArray[np.uint8], classes: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """One number per run of WINDOW_BYTES bytes, white space collapsed to one blank; to be mixed."""
     spaces = classes == _SPACE
     keep = ~spaces
     keep[1:] |= ~spaces[:-1]
@@ -158,7 +161,8 @@ def _window_hashes(data: NDArray[np.uint8], classes: NDArray[np.uint8]) -> NDArr
     count = squeezed.size - WINDOW_BYTES + 1
     if count <= 0:
         return np.zeros(0, np.uint64)
-    total = squeezed[:count].copy()
+    total: NDArray[np.uint64] = squeezed[:count].copy()
     for offset in range(1, WINDOW_BYTES):
         total += squeezed[offset : offset + count] * _POWERS[offset]
-    return _mix(total ^ _SALT_WINDOW)
+    total ^= _SALT_WINDOW
+    return total

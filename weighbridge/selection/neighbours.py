@@ -40,8 +40,10 @@ def left_out_familiarity(anchors: FloatArray, nearest: int = NEAREST) -> FloatAr
 
 
 def _top_mean(values: FloatArray, nearest: int) -> float:
+    """Mean of the largest; reorders `values`."""
     count = min(nearest, values.size)
-    return float(np.partition(values, values.size - count)[-count:].mean())
+    values.partition(values.size - count)
+    return float(values[-count:].sum()) / count
 
 
 class Neighbours:
