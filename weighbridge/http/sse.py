@@ -205,9 +205,9 @@ class SseScanner:
         for name, null, spaced in _NULLABLE:
             named = whole.count(name, start, first)
             if named and named != whole.count(null, start, first) + whole.count(spaced, start, first):
-                found = _NOT_NULL[name].search(whole, start, first)
-                if found:
-                    first = found.start()
+                match = _NOT_NULL[name].search(whole, start, first)
+                if match:
+                    first = match.start()
         return first if first < len(whole) else -1
 
     def _scan_each(self, whole: bytes, start: int) -> bytes:
