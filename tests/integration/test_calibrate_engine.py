@@ -57,7 +57,7 @@ def test_a_quick_profile_fits_its_engine_and_no_other(listener: Listening) -> No
         profile = await quick_profile(listener.url)
         assert profile.step is not None
         assert profile.provenance.engine == "embedded"
-        report = await check_url(listener.url, profile, name="p.json", load=0.3, seconds=3.0, seed=1)
+        report = await check_url(listener.url, profile, name="p.json", load=0.3, seconds=1.5, seed=1)
         assert report.failed == 0
         assert report.requests >= 1
         other = msgspec.structs.replace(
