@@ -27,13 +27,13 @@ STEP = StepTerms(base_s=0.01, prefill_s=1e-3, sequence_s=2e-3)
 class World:
     """One instance `a` that costs STEP times `factor`; requests are driven by hand."""
 
-    def __init__(self, factor: float = 1.0) -> None:
+    def __init__(self, factor: float = 1.0, step: StepTerms | None = STEP) -> None:
         self.refinement = Refinement()
         self.factor = factor
         self.now = 0.0
         self.updates: list[ProfileUpdated] = []
         self.count = 0
-        self.see(InstanceUp(spec=InstanceSpec(name="a", step=STEP, error=0.05), generation=1))
+        self.see(InstanceUp(spec=InstanceSpec(name="a", step=step, error=0.05), generation=1))
 
     @property
     def cost(self) -> OnlineCost:
@@ -157,3 +157,23 @@ def test_own_updates_change_nothing_and_a_new_calibration_starts_anew() -> None:
     assert world.cost.level == "profile"
     world.see(ProfileUpdated(instance="a"))
     assert world.refinement.cost("a") is None
+
+
+def test_an_instance_of_which_nothing_is_known_gets_an_online_estimate() -> None:
+    world = World(step=None)
+    assert world.refinement.cost("a") is None
+    for _ in range(8):
+        world.lone(prompt=60)
+    names = [world.dispatch() for _ in range(2)]
+    for name in names:
+        world.now += 0.2
+        world.see(FirstToken(request_id=name))
+    world.now += 20 * step_seconds(STEP, sequences=2)
+    for name in names:
+        world.see(TokensProgressed(request_id=name, output_tokens=21))
+    assert world.cost.level == "online"
+    (first, *_) = world.updates
+    assert first.step is not None
+    assert first.step.prefill_s == pytest.approx(STEP.prefill_s, rel=0.1)
+    assert first.step.base_s + first.step.sequence_s == pytest.approx(STEP.base_s + STEP.sequence_s, rel=0.02)
+    assert first.error == 0.5

@@ -15,10 +15,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from weighbridge.core.instance import Rates, StepTerms
+from weighbridge.cost.nnls import nnls
 from weighbridge.cost.step import attended_tokens, rates_of, step_seconds
 
 Level = Literal["profile", "online"]
@@ -100,11 +104,36 @@ class Factor:
         self.high = self.low = 0.0
 
 
+def first_estimate(prefills: Sequence[PrefillSample], decodes: Sequence[DecodeSample]) -> StepTerms | None:
+    """A model of an instance of which nothing was known; None while there are too few observations of either kind.
+
+    Base and sequence terms come from decode steps (all base while only one batch width was seen), prefill from what
+    lone requests took beyond one step. There is no KV or attention term: that is what calibration is for.
+    """
+    if len(prefills) < RESTART or len(decodes) < RESTART:
+        return None
+    seconds = np.asarray([d.seconds / d.steps for d in decodes])
+    width = np.asarray([float(d.sequences) for d in decodes])
+    base, sequence = float(np.median(seconds)), 0.0
+    if len({d.sequences for d in decodes}) > 1:
+        matrix = np.stack([1.0 / seconds, width / seconds], axis=1)
+        scale = np.linalg.norm(matrix, axis=0)
+        base, sequence = (float(v) for v in nnls(matrix / scale, np.ones(len(seconds))) / scale)
+    each = [max(p.seconds - base - sequence, 0.1 * p.seconds) / p.tokens for p in prefills if p.tokens > 0]
+    return StepTerms(base_s=base, prefill_s=statistics.median(each), sequence_s=sequence)
+
+
 class OnlineCost:
     """The cost model of one instance, refined by what it does. Deterministic: no clock, no random numbers."""
 
     def __init__(
-        self, step: StepTerms | None, rates: Rates | None, error: float | None, *, token_budget: int | None = None
+        self,
+        step: StepTerms | None,
+        rates: Rates | None,
+        error: float | None,
+        *,
+        token_budget: int | None = None,
+        level: Level = "profile",
     ) -> None:
         """Needs `step` or `rates`; without `step` a token costs what the rates say, whatever runs beside it."""
         if step is None and rates is None:
@@ -112,7 +141,7 @@ class OnlineCost:
         self.profile = step if step is not None else _from_rates(rates)
         self.has_step = step is not None
         self.profile_error = max(LEAST_ERROR, error if error is not None else 0.3)
-        self.level: Level = "profile"
+        self.level = level
         self.drifts = 0
         self.excluded = 0
         self.factors: dict[Group, Factor] = {"prefill": Factor(), "decode": Factor()}
@@ -120,7 +149,7 @@ class OnlineCost:
             factor.variance = self.profile_error**2
         self._budget = token_budget or 2048
         self._told: tuple[float, float] = (0.0, 0.0)
-        self._changed_level = False
+        self._changed_level = level == "online"
 
     @property
     def step(self) -> StepTerms:
@@ -144,11 +173,11 @@ class OnlineCost:
 
     @property
     def error(self) -> float:
-        """Relative error of a forecast: the profile's, or after a drift that of the few observations since."""
+        """Relative error of a forecast: the profile's; after a drift twice that, or that of what came since."""
         if self.level == "profile":
             return self.profile_error
         worst = max(math.sqrt(f.variance) for f in self.factors.values())
-        return min(0.5, max(self.profile_error, 2.0 * self.profile_error, worst))
+        return min(0.5, max(2.0 * self.profile_error, worst))
 
     def observe_prefill(self, sample: PrefillSample) -> None:
         """A sample in which the step's base outweighs the prompt says little of prefill and is left out."""

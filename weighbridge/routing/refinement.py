@@ -8,6 +8,7 @@ instance's first requests, which may be cold) is left out and counted.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,10 +28,12 @@ from weighbridge.core.events import (
     TokensProgressed,
 )
 from weighbridge.core.instance import InstanceSpec
-from weighbridge.cost.online import DecodeSample, OnlineCost, PrefillSample
+from weighbridge.cost.online import DecodeSample, OnlineCost, PrefillSample, first_estimate
 
 COLD_REQUESTS = 1
 """An instance's first requests after it came up are not learned from."""
+KEPT = 32
+"""Observations kept of an instance without any model, towards a first estimate."""
 LEAST_STEPS = 8
 """Fewer decode steps tell too little where reports fall between tokens."""
 TELL_EVERY_S = 5.0
@@ -56,11 +59,34 @@ class _Watched:
     changed_s: float = 0.0
     told_s: float = float("-inf")
     told: ProfileUpdated | None = None
+    prefills: deque[PrefillSample] = field(default_factory=lambda: deque(maxlen=KEPT))
+    decodes: deque[DecodeSample] = field(default_factory=lambda: deque(maxlen=KEPT))
     running: dict[str, _Running] = field(default_factory=dict)
 
     @property
     def prefilling(self) -> bool:
         return any(r.first_s is None for r in self.running.values())
+
+    def observe(self, sample: PrefillSample | DecodeSample) -> None:
+        """Refine the model or, where there is none yet, gather towards a first one."""
+        if self.cost is None:
+            if isinstance(sample, PrefillSample):
+                self.prefills.append(sample)
+            else:
+                self.decodes.append(sample)
+            step = first_estimate(self.prefills, self.decodes)
+            if step is not None:
+                budget = self.spec.limits.token_budget
+                self.cost = OnlineCost(step, None, None, token_budget=budget, level="online")
+        elif isinstance(sample, PrefillSample):
+            self.cost.observe_prefill(sample)
+        else:
+            self.cost.observe_decode(sample)
+
+    def exclude(self) -> None:
+        """Count what is not clean."""
+        if self.cost is not None:
+            self.cost.exclude()
 
 
 class Refinement:
@@ -171,14 +197,14 @@ class Refinement:
 
     def _on_finish(self, event: RequestFinished, now_s: float) -> _Watched | None:
         watched, running = self._find(event.request_id)
-        if watched is not None and running is not None and running.first_s is not None and watched.cost is not None:
+        if watched is not None and running is not None and running.first_s is not None:
             self._decode_sample(watched, running, event.output_tokens, now_s)
             prompt = event.prompt_tokens if event.prompt_tokens is not None else running.prompt_tokens
             uncached = prompt - (event.cached_tokens or 0)
             if running.alone and not running.cold and uncached > 0:
-                watched.cost.observe_prefill(PrefillSample(uncached, running.first_s - running.dispatched_s))
+                watched.observe(PrefillSample(uncached, running.first_s - running.dispatched_s))
             else:
-                watched.cost.exclude()
+                watched.exclude()
         self._drop(event.request_id, now_s, final=True)
         return watched
 
@@ -189,14 +215,14 @@ class Refinement:
         steady = leads and watched.changed_s <= running.seen_s and not watched.prefilling
         if steady and steps < LEAST_STEPS:
             return  # too few yet: wait for more from the same moment on
-        if steady and watched.cost is not None:
+        if steady:
             if running.cold:
-                watched.cost.exclude()
+                watched.exclude()
             else:
                 kv = sum(r.prompt_tokens + r.seen_tokens for r in watched.running.values())
                 kv += len(watched.running) * steps // 2
                 seconds = now_s - running.seen_s
-                watched.cost.observe_decode(DecodeSample(steps, len(watched.running), kv, seconds))
+                watched.observe(DecodeSample(steps, len(watched.running), kv, seconds))
         running.seen_tokens, running.seen_s = output_tokens, now_s
 
     def _drop(self, request_id: str, now_s: float, *, final: bool) -> None:
