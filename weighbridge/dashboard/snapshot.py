@@ -73,7 +73,12 @@ class CandidateView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionView(msgspec.Struct, frozen=True, kw_only=True):
-    """One request's placement and what became of it. `forecast_s` and `observed_s` are the request's own E2E time."""
+    """One request's placement and what became of it.
+
+    `forecast_s` and `observed_s` are the request's own time from its dispatch to its last token; `ttft_s` counts from
+    dispatch as well. `forecast_at_length_s` is the forecast for the output that came, known afterwards: comparing with
+    it judges the cost model apart from the guess of the length.
+    """
 
     id: str
     at_s: float
@@ -92,6 +97,7 @@ class DecisionView(msgspec.Struct, frozen=True, kw_only=True):
     forecast_s: float | None = None
     forecast_ttft_s: float | None = None
     error_s: float | None = None
+    forecast_at_length_s: float | None = None
     outcome: Outcome = "running"
     reason: str = ""
     ttft_s: float | None = None
@@ -99,18 +105,23 @@ class DecisionView(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int | None = None
 
     @property
+    def judged_s(self) -> float | None:
+        """The forecast that the observed time is held against."""
+        return self.forecast_s if self.forecast_at_length_s is None else self.forecast_at_length_s
+
+    @property
     def deviation(self) -> float | None:
         """Observed against forecast, relative."""
-        if self.observed_s is None or not self.forecast_s:
+        if self.observed_s is None or not self.judged_s:
             return None
-        return self.observed_s / self.forecast_s - 1
+        return self.observed_s / self.judged_s - 1
 
     @property
     def outside(self) -> bool:
         """Whether the observed time lies outside the error bar."""
-        if self.observed_s is None or self.forecast_s is None or self.error_s is None:
+        if self.observed_s is None or self.judged_s is None or self.error_s is None or not self.forecast_s:
             return False
-        return abs(self.observed_s - self.forecast_s) > self.error_s
+        return abs(self.observed_s - self.judged_s) > self.error_s * self.judged_s / self.forecast_s
 
     @property
     def ties(self) -> int:
@@ -179,14 +190,17 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The fleet at `at_s` (the source's clock). `error` says why the source could not be read; the rest is then old."""
+    """The fleet at `at_s` (the source's clock). `error` says why the source could not be read; the rest is then old.
+    `note` says what the source cannot know."""
 
     at_s: float
     source: str
     window_s: float = 60.0
     policy: str = ""
     error: str = ""
+    note: str = ""
     age_s: float = 0.0
+    log: str = ""
     instances: tuple[InstanceView, ...] = ()
     decisions: tuple[DecisionView, ...] = ()
     skipped_decisions: int = 0

@@ -148,7 +148,7 @@ def _row(d: DecisionView, query: Query, chosen: bool) -> Html:
         h("td.num.wide", count(d.prompt_tokens)),
         h("td.num.wide", count(d.expected_output_tokens)),
         h("td", where),
-        h("td.num.wide", seconds(d.forecast_s)),
+        h("td.num.wide", seconds(d.judged_s)),
         h("td.num", _outcome(d), class_="hot" if d.outcome in ("failed", "rejected") else None),
         h("td.num", signed(d.deviation), " ▲" if d.outside else None, class_="hot" if d.outside else None),
         id=f"d-{d.id}", class_="sel" if chosen else None,
@@ -324,13 +324,15 @@ def _candidate(d: DecisionView, c: CandidateView, scale: svg.StackScale, names: 
 
 def _verdict(d: DecisionView) -> Html:
     if d.outcome == "ok" and d.observed_s is not None and d.forecast_s is not None:
-        side = "outside" if d.outside else "inside"
-        bar = f", {side} the error bar" if d.error_s is not None else ""
-        text = (
-            f"Observed {seconds(d.observed_s)} against {seconds(d.forecast_s)} forecast: {signed(d.deviation)}{bar}. "
-        )
-        text += f"First token after {seconds(d.ttft_s)} (forecast {seconds(d.forecast_ttft_s)}), "
-        text += f"{count(d.output_tokens)} output tokens."
+        bar = f", {'outside' if d.outside else 'inside'} the error bar" if d.error_s is not None else ""
+        text = f"Observed {seconds(d.observed_s)} from dispatch against {seconds(d.forecast_s)} forecast"
+        if d.forecast_at_length_s is not None:
+            text += (
+                f" for {count(d.expected_output_tokens)} output tokens; it made {count(d.output_tokens)}, for which "
+            )
+            text += f"the forecast is {seconds(d.forecast_at_length_s)}"
+        text += f": {signed(d.deviation)}{bar}. First token after {seconds(d.ttft_s)}"
+        text += f" (forecast {seconds(d.forecast_ttft_s)})." if d.forecast_ttft_s is not None else "."
         sign = "▲ " if d.outside else "✓ "
         return h("p.verdict", sign, text, " Delay to others cannot be observed; the diamond is the request's own time.")
     if d.outcome == "ok":

@@ -115,7 +115,8 @@ def _answer(r: Stability, v: dict[str, float]) -> Html:
         )  # fmt: skip
     names = (("Limit", ""), ("In use", ""), ("ρ", "num"), ("Largest λ", "num"))
     head = h("tr", *(h("th", text, scope="col", class_=c or None) for text, c in names))
-    word = h("b.valid", "✓ sustainable") if r.stable else h("b.invalid", "✕ not sustainable: the queue grows for ever")
+    lost = h("b.invalid", "✕ not sustainable: the queue grows for ever")
+    word = h("b.valid", "✓ sustainable") if r.stable else lost
     instances = int(v["instances"])
     flags = f"--rate {v['rate']:g} --input {v['prompt']:g} --output {v['output']:g} --budget {v['budget']:g}"
     if v["kv_tokens"]:
