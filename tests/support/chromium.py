@@ -169,7 +169,7 @@ class Page:
 
     def until(self, expression: str, timeout_s: float = 15.0) -> None:
         """Wait until a JavaScript expression is true."""
-        self.wait_for(lambda: bool(self.run(expression)), timeout_s, expression)
+        self.wait_for(lambda: bool(self.run(f"!!({expression})")), timeout_s, expression)
 
     def wait_for(self, test: Callable[[], bool], timeout_s: float, what: str) -> None:
         """Wait until `test` holds."""

@@ -10,10 +10,12 @@ from importlib.resources import files
 
 import msgspec
 
+from weighbridge.dashboard.asking import Questions
 from weighbridge.dashboard.guard import HEADERS, Guard
 from weighbridge.dashboard.html import h
 from weighbridge.dashboard.hub import Hub, Page
-from weighbridge.dashboard.pages import capacity, decisions, fleet, tiers
+from weighbridge.dashboard.jobs import Jobs
+from weighbridge.dashboard.pages import capacity, fleet, tiers
 from weighbridge.dashboard.query import Query
 from weighbridge.dashboard.view import View, layout, message
 from weighbridge.http import HttpServer, Request, Responder, Routes, ServerLimits
@@ -35,13 +37,15 @@ Handler = Callable[[Request, Responder], None]
 class Dashboard:
     """All routes over one hub."""
 
-    def __init__(self, hub: Hub, guard: Guard) -> None:
+    def __init__(self, hub: Hub, guard: Guard, jobs: Jobs | None = None) -> None:
         self.hub = hub
         self.guard = guard
+        self.questions = Questions(hub, jobs or Jobs())
         self.pages: dict[str, Page] = {
             "/": fleet.page,
-            "/decisions": decisions.page,
+            "/decisions": self.questions.decisions,
             "/tiers": tiers.page,
+            "/whatif": self.questions.whatif,
             "/capacity": capacity.page,
         }
         self._static = {name: files("weighbridge.dashboard").joinpath("static", name).read_bytes() for name in _STATIC}
@@ -55,7 +59,10 @@ class Dashboard:
         routes = Routes()
         for path in self.pages:
             routes.get(path, self._guarded(self._page))
+        routes.get("/decisions", self._decisions)
         routes.get("/decisions.json", self._guarded(self._decision_json))
+        routes.get("/whatif.json", self._guarded(self._whatif_json))
+        routes.post("/whatif", self._guarded(self._whatif))
         routes.get("/healthz", lambda request, responder: responder.send(200, b"ok\n", content_type="text/plain"))
         for name in _STATIC:
             routes.get(f"/static/{name}", self._file)
@@ -75,6 +82,7 @@ class Dashboard:
         if self._poller is not None:
             self._poller.cancel()
             await asyncio.gather(self._poller, return_exceptions=True)
+        await self.questions.close()
         await self.server.stop()
         await self.hub.source.close()
 
@@ -126,6 +134,35 @@ class Dashboard:
         view = self.hub.view(self.pages[request.path], request.path, query)
         live = query.url("/live", _p=request.path, _t=str(self.hub.tick)) if view.live else ""
         self._html(request, responder, view, live=live)
+
+    async def _decisions(self, request: Request, responder: Responder) -> None:
+        if not self._admitted(request, responder):
+            return
+        query = self._query(request, responder)
+        if query is not None:
+            if "ask" in query:
+                await self.questions.prepare(query)
+            self._page(request, responder)
+
+    def _whatif(self, request: Request, responder: Responder) -> None:
+        try:
+            form = Query.parse(request.body.decode("utf-8", "replace"))
+        except ValueError:
+            self._html(
+                request, responder, message("Too many fields", "This form has more fields than it can have."), 400
+            )
+            return
+        responder.send(303, b"", headers=(("location", self.questions.start(form)), *HEADERS))
+
+    def _whatif_json(self, request: Request, responder: Responder) -> None:
+        query = self._query(request, responder)
+        if query is None:
+            return
+        body = self.questions.report(query)
+        if body is None:
+            responder.send_error(404, "There is no such answer.", headers=HEADERS)
+            return
+        self._send(request, responder, 200, body, "application/json")
 
     def _decision_json(self, request: Request, responder: Responder) -> None:
         query = self._query(request, responder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, urlencode
 
-MAX_FIELDS = 64
+MAX_FIELDS = 96
 MAX_VALUE = 20_000
 
 

@@ -178,7 +178,8 @@ def _frame(x: Axis, y: Axis) -> list[Html]:
         parts.append(h("text.ax", text + top, x=_L - 6, y=n(_y(y, value) + 4), text_anchor="end"))
     for value, text in x.marks:
         anchor = "end" if value >= x.high else "start" if value <= x.low else "middle"
-        parts.append(h("text.ax", text, x=n(_x(x, value)), y=_H - 6, text_anchor=anchor))
+        last = f" {x.unit}" if x.unit and anchor == "end" and text[-1].isdigit() else ""
+        parts.append(h("text.ax", text + last, x=n(_x(x, value)), y=_H - 6, text_anchor=anchor))
     return parts
 
 

@@ -49,6 +49,20 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     alternative_share: dict[str, int]
 
 
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """Where another policy would have sent one recorded request: an instance, or "held back".
+
+    `scores` are the other policy's own, lower is better; empty where it gives none.
+    """
+
+    policy: str
+    request_id: str
+    recorded: str
+    wished: str
+    scores: dict[str, float] = {}
+    note: str = ""
+
+
 def router_from(header: Header, **changes: Any) -> Router:
     """The router that a log was recorded with, some settings changed."""
     try:
@@ -94,6 +108,21 @@ def alternative(header: Header, entries: Iterable[Entry], policy: str, options: 
     )
 
 
+def wish(
+    header: Header, entries: Iterable[Entry], policy: str, options: dict[str, Any], request_id: str
+) -> Wish | None:
+    """Ask `policy` about the first placement of one request, on the ledger as it really was; None if it has none."""
+    router = router_from(header, record_decisions=False)
+    script = _Script(make_policy(policy, options), asked=request_id)
+    router.policy = script
+    for entry in entries:
+        script.targets = {a.request_id: _first_leg(a) for a in entry.a if isinstance(a, Dispatch)}
+        router.handle(entry.e, entry.t)
+        if script.found is not None:
+            return Wish(policy=policy, request_id=request_id, **script.found)
+    return None
+
+
 def _first_leg(action: Dispatch) -> tuple[str, ...]:
     return (action.prefill_instance or "", action.instance) if action.leg == "both" else (action.instance,)
 
@@ -104,8 +133,10 @@ class _Script:
     Where the log has no placement for a request, the recorded policy held it back, and so does this one.
     """
 
-    def __init__(self, other: Policy) -> None:
+    def __init__(self, other: Policy, asked: str = "") -> None:
         self.other = other
+        self.asked = asked
+        self.found: dict[str, Any] | None = None
         self.targets: dict[str, tuple[str, ...]] = {}
         self.agree = 0
         self.recorded: dict[str, int] = {}
@@ -119,8 +150,11 @@ class _Script:
         names = [option.instance.name for option in view.options]
         if target not in names:
             raise LogError(f"request {view.request.id} was sent to {target!r}, which the log says was not up")
-        index = self.other.choose(view).index
-        wish = "held back" if index is None else names[index]
+        choice = self.other.choose(view)
+        wish = "held back" if choice.index is None else names[choice.index]
+        if view.request.id == self.asked:
+            scores = dict(zip(names, choice.scores, strict=True)) if choice.scores else {}
+            self.found = {"recorded": target, "wished": wish, "scores": scores, "note": choice.note}
         self.wished[wish] = self.wished.get(wish, 0) + 1
         self.recorded[target] = self.recorded.get(target, 0) + 1
         self.agree += wish == target

@@ -17,6 +17,7 @@ from weighbridge.dashboard.words import NONE, count, percent, plural, rate, seco
 DEFAULT_POLICIES = ("round_robin", "least_tokens")
 KINDS = ("s0", "s1", "s2", "s3")
 FIDELITY_GOOD = 0.02
+MOST_TIMES = 6.0
 
 
 def page(
@@ -44,7 +45,8 @@ def _first(job: Job | None) -> Html:
     return h(
         "section.first#first",
         h("p", h("b", f"{best.policy} {side} {points(abs(best.difference or 0))}"),
-          f" ± {points(best.half_width)} attainment against ", h("b", answer.recorded_policy), f" and changes P99 TTFT from {seconds(answer.rows[1].ttft_p99_s)} to ",
+          f" ± {points(best.half_width)} attainment against ", h("b", answer.recorded_policy),
+          f" and changes P99 TTFT from {seconds(answer.rows[1].ttft_p99_s)} to ",
           h("b", seconds(best.ttft_p99_s)), "." if clear else "; the difference is within the noise."),
     )  # fmt: skip
 
@@ -129,12 +131,14 @@ def _job(job: Job | None, query: Query) -> Html:
         return panel("Cancelled", h("p.dim", f"after {seconds(job.seconds)}"), anchor="job")
     if job.answer is None:
         return panel("No answer", h("p.invalid", "✕ ", job.error, role="alert"), anchor="job")
-    return h("div.two#job", _table(job, job.answer), _picture(job.answer), *_changes(job.answer))
+    return h(
+        "div.stacked#job", _table(job, job.answer), _picture(job.answer), h("div.two", *_changes(job.answer))
+    )  # fmt: skip
 
 
 def _table(job: Job, a: Answer) -> Html:
     rows = [_row(r, index) for index, r in enumerate(a.rows)]
-    names = (("Policy", ""), ("Attainment", "num"), ("Paired difference, 95 %", "num"), 
+    names = (("Policy", ""), ("Attainment", "num"), ("Paired difference, 95 %", "num"),
              ("P50 TTFT", "num wide"), ("P99 TTFT", "num"),
              ("P99 E2E", "num wide"), ("Shed", "num wide"), ("Goodput", "num wide"))  # fmt: skip
     head = h("tr", *(h("th", text, scope="col", class_=c or None) for text, c in names))
@@ -172,14 +176,12 @@ def _row(r: Row, index: int) -> Html:
             f"{100 * r.difference:+.1f}".replace("-", "−"),
             h("small", f"±{100 * r.half_width:.1f}") if r.half_width is not None else None,
         )
-    spread = (
-        h("small", f"{percent(r.seed_range[0], 1)} to {percent(r.seed_range[1], 1)} over seeds")
-        if r.seed_range
-        else None
-    )
+    low, high = r.seed_range or (0.0, 0.0)
+    seeds = h("small", f"{percent(low, 1)} to {percent(high, 1)} over seeds") if r.seed_range else None
     return h(
         "tr", h("th", r.label, h("small", r.policy) if index < 2 else None, scope="row"),
-        h("td.num", percent(r.attainment, 1), h("span.wide", " ", seeds) if seeds else None), h("td.num", difference),
+        h("td.num", percent(r.attainment, 1), h("span.wide", " ", seeds) if seeds else None),
+        h("td.num", difference),
         h("td.num.wide", seconds(r.ttft_p50_s)), h("td.num", seconds(r.ttft_p99_s)),
         h("td.num.wide", seconds(r.e2e_p99_s)),
         h("td.num.wide", percent(r.shed, 1)), h("td.num.wide", rate(r.goodput_per_s)),
@@ -191,7 +193,8 @@ def _picture(a: Answer) -> Html:
     shown = [r for r in (a.rows[0], *a.rows[2:]) if r.ttft_quantiles][:4]
     if not shown:
         return panel("TTFT", h("p.dim", "No first token was recorded."))
-    highest = max(r.ttft_quantiles[98] for r in shown)
+    # one policy that collapsed must not press the others against the axis
+    highest = min(max(r.ttft_quantiles[98] for r in shown), MOST_TIMES * shown[0].ttft_quantiles[98])
     lines = []
     for kind, r in zip(KINDS, shown, strict=False):
         points = [(x, k / 100) for k, x in enumerate(r.ttft_quantiles) if x <= highest]
@@ -201,7 +204,7 @@ def _picture(a: Answer) -> Html:
         f"{r.label}: median {seconds(r.ttft_quantiles[50])}, P95 {seconds(r.ttft_quantiles[95])}" for r in shown
     )
     legend = h("span.legend", *(h("span", h(f"i.k{k}"), r.label) for k, r in enumerate(shown)))
-    return panel("TTFT distribution, to P98", svg.chart(lines, svg.nice_axis(highest, "s"), y, label), legend=legend)
+    return panel("TTFT distribution", svg.chart(lines, svg.nice_axis(highest, "s"), y, label), legend=legend)
 
 
 def _changes(a: Answer) -> list[Html]:
@@ -222,7 +225,7 @@ def _change(c: Changed) -> str:
 
 
 def _changed_table(changed: Sequence[Changed]) -> Html:
-    names = (("Request", ""), ("Tier", "wide"), ("In", "num wide"), ("Out", "num wide"), 
+    names = (("Request", ""), ("Tier", "wide"), ("In", "num wide"), ("Out", "num wide"),
              ("From", ""), ("To", ""), ("E2E", "num"), ("Instead", "num"),
              ("Change", "num"))  # fmt: skip
     head = h("tr", *(h("th", text, scope="col", class_=c or None) for text, c in names))
