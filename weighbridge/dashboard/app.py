@@ -16,7 +16,9 @@ from weighbridge.dashboard.html import h
 from weighbridge.dashboard.hub import Hub, Page
 from weighbridge.dashboard.jobs import Jobs
 from weighbridge.dashboard.pages import capacity, fleet, tiers
+from weighbridge.dashboard.pages import reports as reports_page
 from weighbridge.dashboard.query import Query
+from weighbridge.dashboard.reports import Library, Report
 from weighbridge.dashboard.view import View, layout, message
 from weighbridge.http import HttpServer, Request, Responder, Routes, ServerLimits
 
@@ -37,10 +39,11 @@ Handler = Callable[[Request, Responder], None]
 class Dashboard:
     """All routes over one hub."""
 
-    def __init__(self, hub: Hub, guard: Guard, jobs: Jobs | None = None) -> None:
+    def __init__(self, hub: Hub, guard: Guard, jobs: Jobs | None = None, library: Library | None = None) -> None:
         self.hub = hub
         self.guard = guard
         self.questions = Questions(hub, jobs or Jobs())
+        self.library = library or Library()
         self.pages: dict[str, Page] = {
             "/": fleet.page,
             "/decisions": self.questions.decisions,
@@ -61,6 +64,8 @@ class Dashboard:
             routes.get(path, self._guarded(self._page))
         routes.get("/decisions", self._decisions)
         routes.get("/decisions.json", self._guarded(self._decision_json))
+        routes.get("/reports", self._reports)
+        routes.get("/reports.json", self._report_json)
         routes.get("/whatif.json", self._guarded(self._whatif_json))
         routes.post("/whatif", self._guarded(self._whatif))
         routes.get("/healthz", lambda request, responder: responder.send(200, b"ok\n", content_type="text/plain"))
@@ -68,7 +73,9 @@ class Dashboard:
             routes.get(f"/static/{name}", self._file)
         routes.get("/login", self._login_page)
         routes.post("/login", self._login)
+        routes.get("/favicon.ico", self._file)
         routes.get("/live", self._live)
+        routes.get("/*", self._missing)
         return routes
 
     async def start(self, host: str, port: int) -> None:
@@ -144,6 +151,31 @@ class Dashboard:
                 await self.questions.prepare(query)
             self._page(request, responder)
 
+    async def _reports(self, request: Request, responder: Responder) -> None:
+        query = self._query(request, responder) if self._admitted(request, responder) else None
+        if query is None:
+            return
+        listed = await asyncio.to_thread(self.library.reports, self.questions.logs())
+        wanted = query.all("id")[: reports_page.MOST_COMPARED]
+        chosen = [await asyncio.to_thread(self.library.full, r) for r in listed if r.id in wanted]
+        self._html(request, responder, reports_page.page(query, listed, chosen))
+
+    async def _report_json(self, request: Request, responder: Responder) -> None:
+        query = self._query(request, responder) if self._admitted(request, responder) else None
+        if query is None:
+            return
+        listed: list[Report] = await asyncio.to_thread(self.library.reports, [])
+        found = next((r for r in listed if r.id == query.get("id")), None)
+        if found is None:
+            responder.send_error(404, "There is no such report.", headers=HEADERS)
+            return
+        try:
+            body = await asyncio.to_thread(found.path.read_bytes)
+        except OSError:
+            responder.send_error(404, "The report is gone.", headers=HEADERS)
+            return
+        self._send(request, responder, 200, body, "application/json")
+
     def _whatif(self, request: Request, responder: Responder) -> None:
         try:
             form = Query.parse(request.body.decode("utf-8", "replace"))
@@ -175,8 +207,12 @@ class Dashboard:
         body = msgspec.json.format(msgspec.json.encode(decision), indent=2)
         self._send(request, responder, 200, body, "application/json")
 
+    def _missing(self, request: Request, responder: Responder) -> None:
+        text = "There is no such page. The pages are listed above."
+        self._html(request, responder, message("Not found", text), 404)
+
     def _file(self, request: Request, responder: Responder) -> None:
-        name = request.path.rpartition("/")[2]
+        name = request.path.rpartition("/")[2].replace("favicon.ico", "icon.svg")
         body, headers = self._static[name], [(k, v) for k, v in HEADERS if k != "cache-control"]
         headers += [("cache-control", "public, max-age=31536000, immutable"), ("vary", "accept-encoding")]
         if b"gzip" in (request.header(b"accept-encoding") or b""):

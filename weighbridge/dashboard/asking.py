@@ -51,6 +51,10 @@ class Questions:
                 refused = str(error)
         return whatif.page(query, logs, chosen, specs, policy, policy_names(), job, refused)
 
+    def logs(self) -> list[Path]:
+        """Event logs that may be read."""
+        return self.jobs.logs(self.hub.snapshot.log)
+
     def _chosen(self, logs: list[Path], query: Query, job: Job | None) -> Path | None:
         text = query.get("log")
         if text.isdigit() and len(text) < 4 and int(text) < len(logs):

@@ -33,6 +33,7 @@ class Job:
         self.text = "starting"
         self.error = ""
         self.answer: Answer | None = None
+        self.process: asyncio.subprocess.Process | None = None
         self.started_s = time.monotonic()
         self.ended_s: float | None = None
 
@@ -49,8 +50,7 @@ class Jobs:
         self.fixed = list(logs)
         self.jobs: deque[Job] = deque(maxlen=KEPT)
         self._count = 0
-        self._process: asyncio.subprocess.Process | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def logs(self, live: str = "") -> list[Path]:
         """Event logs that may be asked about: those given at the start, and the live one with its older parts."""
@@ -81,7 +81,9 @@ class Jobs:
         self._count += 1
         job = Job(self._count, question)
         self.jobs.appendleft(job)
-        self._task = asyncio.get_running_loop().create_task(self._run(job))
+        task = asyncio.get_running_loop().create_task(self._run(job))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return job
 
     def cancel(self) -> None:
@@ -89,18 +91,12 @@ class Jobs:
         job = self.running
         if job is not None:
             job.state, job.ended_s = "cancelled", time.monotonic()
-            self._kill()
+            _kill(job)
 
     async def close(self) -> None:
         """Stop what runs and wait until it is gone."""
         self.cancel()
-        if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    def _kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self, job: Job) -> None:
         try:
@@ -111,9 +107,9 @@ class Jobs:
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             self._fail(job, f"the child process broke off: {error}")
         finally:
-            self._kill()
-            if self._process is not None:
-                await self._process.wait()
+            _kill(job)
+            if job.process is not None:
+                await job.process.wait()
             if job.state == "running":
                 self._fail(
                     job, "the child process ended without an answer; its limits are 4 GiB and 600 processor-seconds"
@@ -124,7 +120,7 @@ class Jobs:
             job.state, job.error, job.ended_s = "failed", why, time.monotonic()
 
     async def _work(self, job: Job) -> None:
-        process = self._process = await asyncio.create_subprocess_exec(
+        process = job.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "weighbridge.dashboard.whatif_job",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
             limit=MOST_LINE,
@@ -146,3 +142,9 @@ class Jobs:
             elif kind == "A":
                 job.answer = msgspec.json.decode(rest, type=Answer)
                 job.state, job.share, job.ended_s = "done", 1.0, time.monotonic()
+
+
+def _kill(job: Job) -> None:
+    if job.process is not None and job.process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            job.process.kill()

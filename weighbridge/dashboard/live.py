@@ -179,17 +179,13 @@ class LogSource:
     async def poll(self) -> Snapshot:
         """The whole log, read once. Raises LogError or OSError."""
         if self._snapshot is None:
-            observer, tail = Observer(window_s=None), LogTail()
+            observer, tail = Observer(window_s=None), LogTail(keep_up=False)
             try:
-                more = True
-                while more:
-                    more = False
-                    for item in tail.read(self._path):
-                        more = True
-                        if isinstance(item, Header):
-                            observer.begin(item)
-                        else:
-                            observer.feed(item)
+                for item in tail.read_all(self._path):
+                    if isinstance(item, Header):
+                        observer.begin(item)
+                    else:
+                        observer.feed(item)
             finally:
                 tail.close()
             self._snapshot = replace(observer.snapshot(self.name), log=str(self._path))

@@ -20,10 +20,14 @@ _header = msgspec.json.Decoder(Header)
 
 
 class LogTail:
-    """Follows the file that `read` names; `skipped_bytes` counts what was left out to keep up."""
+    """Follows the file that `read` names; `skipped_bytes` counts what was left out to keep up.
 
-    def __init__(self) -> None:
+    Without `keep_up` nothing is left out: for a finished log, read until nothing more comes.
+    """
+
+    def __init__(self, keep_up: bool = True) -> None:
         self.skipped_bytes = 0
+        self._keep_up = keep_up
         self._path: Path | None = None
         self._file: IO[bytes] | None = None
         self._rest = b""
@@ -41,6 +45,15 @@ class LogTail:
             self._file, self._path, self._rest, self._first = path.open("rb"), path, b"", True
         yield from self._lines()
 
+    def read_all(self, path: Path) -> Iterator[Header | Entry]:
+        """Everything that the file holds now, in bounded pieces."""
+        more = True
+        while more:
+            more = False
+            for item in self.read(path):
+                more = True
+                yield item
+
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
@@ -56,7 +69,8 @@ class LogTail:
                 return
             self._first = False
             yield self._begin(line)
-        self._catch_up()
+        if self._keep_up:
+            self._catch_up()
         *lines, self._rest = (self._rest + self._file.read(MOST_BYTES)).split(b"\n")
         for line in lines:
             if not line:

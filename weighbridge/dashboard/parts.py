@@ -17,6 +17,7 @@ from weighbridge.dashboard.guard import Guard
 from weighbridge.dashboard.hub import Hub, Source
 from weighbridge.dashboard.jobs import Jobs
 from weighbridge.dashboard.live import AdminSource, LogSource
+from weighbridge.dashboard.reports import Library
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Parts:
 
     def dashboard(self, guard: Guard) -> Dashboard:
         """The dashboard."""
-        return Dashboard(Hub(self.source), guard, Jobs(self.logs))
+        return Dashboard(Hub(self.source), guard, Jobs(self.logs), Library(self.reports))
 
 
 def source_of(admin: str | None, token: str, logs: Sequence[Path], demo_seed: int | None) -> Source:
@@ -59,7 +60,7 @@ def build(
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            yield Parts(source, (*logs, path), tuple(reports))
+            yield Parts(source, (*logs, path), (*reports, Path(folder)))
         finally:
             writer.kill()
             writer.wait()

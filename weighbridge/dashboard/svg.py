@@ -144,7 +144,7 @@ class Axis:
     marks: tuple[tuple[float, str], ...] = ()
 
 
-_W, _H, _L, _R, _T, _B = 640, 230, 46, 10, 10, 24
+_W, _H, _L, _R, _T, _B = 640, 240, 56, 12, 12, 26
 
 
 def nice_axis(high: float, unit: str, low: float = 0.0) -> Axis:
