@@ -59,10 +59,10 @@ def test_the_first_rows_are_the_recording_and_its_re_simulation(log: Path) -> No
 def test_more_load_is_worse_and_more_instances_help(log: Path) -> None:
     def attainment(**changes: object) -> float:
         question = Question(log=str(log), policies=("least_tokens",), seeds=1, **changes)  # type: ignore[arg-type]
-        return answer(question, ignore).rows[1].attainment
+        return answer(question, ignore).rows[2].attainment
 
-    usual, heavy = attainment(), attainment(load=5.0)
-    helped = attainment(load=5.0, counts={"h100-0": 8})
+    usual, heavy = attainment(), attainment(load=8.0)
+    helped = attainment(load=8.0, counts={"h100-0": 8})
     assert heavy < usual - 0.05
     assert helped > heavy + 0.05
 
