@@ -107,10 +107,10 @@ def test_the_form_can_name_only_known_logs_policies_and_bounded_numbers(log: Pat
 def test_a_job_runs_in_a_child_process_to_its_answer(log: Path) -> None:
     async def work() -> None:
         jobs = Jobs([log])
-        job = jobs.start(Question(log=str(log), policies=("round_robin",), seeds=1))
+        job = jobs.start(Question(log=str(log), policies=("round_robin",), end_s=5.0, seeds=1))
         with pytest.raises(ServiceError, match="another question"):
             jobs.start(job.question)
-        await until(lambda: job.state != "running", 60.0)
+        await until(lambda: job.state != "running", 100.0)
         assert job.state == "done", job.error
         assert job.answer is not None and len(job.answer.rows) == 3
         failing = jobs.start(Question(log=str(log.with_name("missing")), policies=("random",)))
@@ -118,7 +118,7 @@ def test_a_job_runs_in_a_child_process_to_its_answer(log: Path) -> None:
         assert failing.state == "failed" and "No such file" in failing.error
         await jobs.close()
 
-    run(work())
+    run(work(), timeout_s=115.0)
 
 
 def test_cancelling_ends_the_child_at_once(log: Path) -> None:
