@@ -119,7 +119,7 @@ def test_the_last_engine_is_never_ejected() -> None:
 
         async with FakeUpstream(broken) as one, FakeUpstream(broken) as two, front(one, two) as f:
             for _ in range(20):
-                assert (await f.post(chat())).status == 502
+                assert (await f.post(chat())).status in (502, 503)
             assert sum(e.up for e in f.gateway.driver.endpoints.values()) == 1
             f.assert_idle()
 

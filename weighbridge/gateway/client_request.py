@@ -33,11 +33,16 @@ class _Body(msgspec.Struct):
     priority: msgspec.Raw | UnsetType = UNSET
     cache_salt: msgspec.Raw | UnsetType = UNSET
     kv_transfer_params: msgspec.Raw | UnsetType = UNSET
+    bootstrap_host: msgspec.Raw | UnsetType = UNSET
+    bootstrap_port: msgspec.Raw | UnsetType = UNSET
+    bootstrap_room: msgspec.Raw | UnsetType = UNSET
 
 
 _decoder = msgspec.json.Decoder(_Body)
-PRIVATE_KEYS = ("priority", "cache_salt", "kv_transfer_params")
-"""Fields that engines obey and clients must not set: they jump queues, share caches or name addresses."""
+PRIVATE_KEYS = ("priority", "cache_salt")
+"""Fields that engines obey and in which the gateway has the last word: they jump queues or share caches."""
+FORBIDDEN_KEYS = ("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
+"""Fields that name addresses to the engines: no client may set them."""
 _PROMPT_FIELD = {
     "chat": "messages",
     "completions": "prompt",
@@ -64,6 +69,7 @@ class ClientRequest:
         "stream",
         "text",
         "text_bytes",
+        "uses_completion_limit",
         "wants_usage",
     )
 
@@ -80,7 +86,11 @@ class ClientRequest:
         self.service_tier = parsed.service_tier or None
         self.n = parsed.n or 1
         self.max_tokens = _max_tokens(parsed, limits)
+        self.uses_completion_limit = parsed.max_completion_tokens is not UNSET
         self.private = tuple(name for name in PRIVATE_KEYS if getattr(parsed, name) is not UNSET)
+        for name in FORBIDDEN_KEYS:
+            if getattr(parsed, name) is not UNSET:
+                raise RequestError(f"`{name}` is set by the gateway alone.", param=name, code="unsupported_parameter")
         self.exact_tokens: int | None = None
         _check_caps(parsed, limits)
         field = _PROMPT_FIELD.get(endpoint)

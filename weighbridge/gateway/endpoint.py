@@ -99,20 +99,15 @@ class Endpoint:
             told = _over(told, self.profile.limits)
         return told if fixed is None else _over(told, fixed)
 
-    def payload(
-        self, path: str, request: ClientRequest, request_id: str, headers: bytes, priority: int | None, clip: int | None
-    ) -> tuple[bytes, bool]:
-        """A whole HTTP request for this engine, and whether its usage frame is ours and not the client's."""
-        body, ours = self.edit(request, priority, clip)
-        return self.request_bytes(path, body, request_id, headers), ours
-
     def request_bytes(self, path: str, body: bytes, request_id: str, headers: bytes) -> bytes:
         """Head and body; the head is rebuilt from our own parts only."""
         head = self._heads.get(path) or self._head(path)
         tail = b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (request_id.encode(), len(body))
         return b"".join((head, headers, tail, body))
 
-    def edit(self, request: ClientRequest, priority: int | None, clip: int | None) -> tuple[bytes, bool]:
+    def edit(
+        self, request: ClientRequest, priority: int | None = None, clip: int | None = None, salt: bytes | None = None
+    ) -> tuple[bytes, bool]:
         """The body with the named edits spliced in, and whether a usage frame was asked for on our own account."""
         body = request.body
         ours = False
@@ -134,8 +129,11 @@ class Endpoint:
             body = add_value(body, "max_tokens", b"%d" % clip)
         if priority is not None and self.takes_priority:
             body = replace_value(body, "priority", b"%d" % priority)
-        elif "priority" in request.private:  # a client must not jump the queue by itself
+        elif "priority" in request.private and self.takes_priority:  # a client must not jump the queue by itself
             body = remove_value(body, "priority")
+        if salt is not None and self.adapter.cache_salt:
+            splice = replace_value if "cache_salt" in request.private else add_value
+            body = splice(body, "cache_salt", salt)
         return body, ours
 
     def _head(self, path: str) -> bytes:

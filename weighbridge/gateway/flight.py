@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from weighbridge.core.actions import Dispatch, Reject
 from weighbridge.core.events import (
     FirstToken,
+    PrefillFinished,
     RequestCancelled,
     RequestDispatched,
     RequestFailed,
@@ -20,6 +21,7 @@ from weighbridge.core.events import (
 )
 from weighbridge.core.request import Request as RoutedRequest
 from weighbridge.gateway.client_request import ClientRequest
+from weighbridge.gateway.prefill import LEASE_S, PrefillLeg, bootstrap_body, decode_body, prefill_body
 from weighbridge.gateway.refusal import send_reject
 from weighbridge.gateway.reply import FORWARDED_ERRORS, Usage, error_frame, reply_lines, usage_of, usage_of_body
 from weighbridge.gateway.reply import client_error as read_client_error
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from weighbridge.gateway.surface import Surface
 
 PROGRESS_S = 0.25
+TYPED = frozenset({"responses", "messages"})
 MAX_WHOLE_BYTES = 1 << 20  # a whole reply up to this size is held, so that a broken one can be retried
 
 
@@ -41,8 +44,11 @@ class Flight:
         "_buffer",
         "_buffered",
         "_headers",
+        "_params",
+        "_params_s",
         "_passing",
         "_path",
+        "_prefill",
         "_progress_events",
         "_progress_s",
         "_scanner",
@@ -60,6 +66,7 @@ class Flight:
         "record",
         "responder",
         "routed",
+        "salt",
     )
 
     def __init__(
@@ -70,6 +77,7 @@ class Flight:
         routed: RoutedRequest,
         path: str,
         headers: bytes,
+        salt: bytes | None,
     ) -> None:
         self._surface = surface
         self.responder = responder
@@ -78,6 +86,10 @@ class Flight:
         self.id = routed.id
         self._path = path
         self._headers = headers
+        self.salt = salt
+        self._prefill: PrefillLeg | None = None
+        self._params: bytes | None = None
+        self._params_s = 0.0
         self.endpoint: Endpoint | None = None
         self.exchange: Exchange | None = None
         self.head: ReplyHead | None = None
@@ -101,19 +113,69 @@ class Flight:
     # the Router's orders
 
     def dispatch(self, action: Dispatch) -> None:
-        """Sends the request to its instance."""
-        driver = self._surface.driver
-        endpoint = driver.endpoints[action.instance]
+        """Sends the request, or a leg of it, to its instance."""
         self._clear()
-        self.endpoint = endpoint
         self.first_token_s = None
-        payload, self._usage_is_ours = endpoint.payload(
-            self._path, self.client_request, self.id, self._headers, action.priority, action.max_tokens
-        )
+        if action.leg == "prefill":
+            self._send_prefill(action)
+        else:
+            self._send(action)
+        self._surface.driver.feed(RequestDispatched(request_id=self.id))
+
+    def _send(self, action: Dispatch) -> None:
+        driver = self._surface.driver
+        endpoint = self.endpoint = driver.endpoints[action.instance]
+        body, self._usage_is_ours = endpoint.edit(self.client_request, action.priority, action.max_tokens, self.salt)
+        if action.leg == "decode":
+            if self._params is not None:
+                if driver.now() - self._params_s > LEASE_S:
+                    driver.feed(self._failed_event("prefill_lease_over", retriable=True))
+                    return
+                body = decode_body(body, self._params)
+                self._params = None  # they are good for one use
+        elif action.leg == "both":
+            assert action.prefill_instance is not None
+            prefill = driver.endpoints[action.prefill_instance]
+            room = self._surface.rng.getrandbits(63)
+            body = bootstrap_body(body, prefill.origin.host, prefill.settings.bootstrap_port, room)
+            self._start_prefill(prefill, body)
         endpoint.running += 1
         self.dispatched_s = driver.now()
+        payload = endpoint.request_bytes(self._path, body, self.id, self._headers)
         self.exchange = endpoint.open().send(payload, self)
-        driver.feed(RequestDispatched(request_id=self.id))
+
+    def _send_prefill(self, action: Dispatch) -> None:
+        endpoint = self.endpoint = self._surface.driver.endpoints[action.instance]
+        body, _ = endpoint.edit(self.client_request, action.priority, None, self.salt)
+        self.dispatched_s = self._surface.driver.now()
+        self._start_prefill(endpoint, prefill_body(body, self.client_request))
+
+    def _start_prefill(self, endpoint: Endpoint, body: bytes) -> None:
+        payload = endpoint.request_bytes(self._path, body, self.id, self._headers)
+        self._prefill = PrefillLeg(endpoint, payload, self._prefill_done, self._prefill_failed)
+
+    def _prefill_done(self, params: bytes | None) -> None:
+        """The prompt is computed; the Router chooses who decodes."""
+        self._prefill = None
+        self._params, self._params_s = params, self._surface.driver.now()
+        self._surface.driver.feed(PrefillFinished(request_id=self.id))
+
+    def _prefill_failed(self, error: ExchangeFailed | None, status: int) -> None:
+        """The prompt could not be computed: nobody must wait for its KV."""
+        assert self._prefill is not None
+        at_fault, self._prefill = self._prefill.endpoint, None
+        self._detach()
+        self.endpoint = at_fault
+        if error is None and status in FORWARDED_ERRORS and not self.responder.started:
+            self._refused_by_prefill(status)
+            return
+        if isinstance(error, ConnectFailed):
+            self._surface.health.connect_failed(at_fault)
+        self._attempt_failed(f"prefill_{status}" if error is None else type(error).__name__)
+
+    def _refused_by_prefill(self, status: int) -> None:
+        self.responder.send_error(status, "The engine refused the request.", headers=self._surface.id_header(self.id))
+        self._failed(f"client_error_{status}")
 
     def reject(self, action: Reject) -> None:
         """Answers the client with the Router's refusal."""
@@ -128,10 +190,9 @@ class Flight:
 
     def abort(self, reason: str) -> None:
         """Stops the running attempt: its instance is gone."""
-        if self.ended or self.exchange is None:
-            return
-        self._detach()
-        self._attempt_failed(reason)
+        if not self.ended:
+            self._detach()
+            self._attempt_failed(reason)
 
     def client_gone(self) -> None:
         """The client disconnected: the engine must hear of it at once."""
@@ -147,7 +208,8 @@ class Flight:
         self.head = head
         kind = head.header(b"content-type") or b""
         if head.status == 200 and kind.startswith(b"text/event-stream"):
-            self._scanner = SseScanner(strip_usage=self._usage_is_ours)
+            typed = self.routed.endpoint in TYPED
+            self._scanner = SseScanner(strip_usage=self._usage_is_ours, typed=typed)
 
     def on_data(self, data: bytes) -> None:
         """Bytes of the reply: a stream goes on at once, a whole reply is held until it is complete."""
@@ -178,6 +240,8 @@ class Flight:
     def on_end(self) -> None:
         """The reply is complete as HTTP; whether it is as a completion is decided here."""
         self._release()
+        if self._prefill is not None:  # of a bootstrap pair: its reply carries nothing more
+            self._detach()
         scanner = self._scanner
         assert self.head is not None
         if scanner is None:
@@ -196,7 +260,7 @@ class Flight:
         """The connection or the framing broke."""
         endpoint = self.endpoint
         assert endpoint is not None
-        self._release()
+        self._detach()
         if isinstance(error, ConnectFailed):
             self._surface.health.connect_failed(endpoint)
         self._attempt_failed(type(error).__name__)
@@ -268,14 +332,28 @@ class Flight:
         self._surface.attempt_failed(self, reason)
         self._surface.health.request_failed(self.endpoint, reason)
         if not self.responder.started:
-            event = RequestFailed(request_id=self.id, instance=self.endpoint.name, reason=reason, retriable=True)
-            self._surface.driver.feed(event)
+            if self._surface.budget.take():
+                self._surface.driver.feed(self._failed_event(reason, retriable=True))
+            else:
+                self._give_up(reason)
             return
         if self._scanner is not None:
             self.responder.end(error_frame(self._scanner.partial))
         else:
             self.responder.abort()
         self._failed(reason)
+
+    def _give_up(self, reason: str) -> None:
+        """No try is left in the fleet's retry budget: most of the fleet is failing, and more load would not help."""
+        event = self._failed_event(reason, retriable=False)
+        if self._end("rejected", detail="retry_budget"):
+            rng, names = self._surface.rng, self._surface.id_header(self.id)
+            send_reject(self.responder, 503, "retry_budget", 1.0, rng, names)
+            self._surface.driver.feed(event)
+
+    def _failed_event(self, reason: str, *, retriable: bool) -> RequestFailed:
+        assert self.endpoint is not None
+        return RequestFailed(request_id=self.id, instance=self.endpoint.name, reason=reason, retriable=retriable)
 
     def _cut(self, error: ExchangeFailed) -> None:
         """Gives up an exchange whose reply cannot be used."""
@@ -285,8 +363,7 @@ class Flight:
     def _failed(self, reason: str) -> None:
         assert self.endpoint is not None
         if self._end("client_error" if reason.startswith("client_error") else "failed", detail=reason):
-            event = RequestFailed(request_id=self.id, instance=self.endpoint.name, reason=reason)
-            self._surface.driver.feed(event)
+            self._surface.driver.feed(self._failed_event(reason, retriable=False))
 
     def _finished(self, usage: Usage, frames: int) -> None:
         output = usage.output_tokens if usage.output_tokens is not None else frames
@@ -312,6 +389,9 @@ class Flight:
         return True
 
     def _detach(self) -> None:
+        if self._prefill is not None:
+            self._prefill.cancel()
+            self._prefill = None
         if self.exchange is not None:
             exchange = self.exchange
             self._release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import ssl
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
@@ -46,7 +47,8 @@ class Gateway:
         self.writer: LogWriter | None = None
         self.driver = Driver(Router(settings.router), endpoints, None, self.stats)
         self.health = Health(self.driver, settings.health)
-        self.surface = Surface(settings, self.driver, self.health, self.stats)
+        salt_key = _salt_key(settings, environment)
+        self.surface = Surface(settings, self.driver, self.health, self.stats, salt_key)
         self.admin = Admin(self, self._admin_token)
         self.server = HttpServer(self.surface.routes, settings.server, self.surface.admit)
         self.admin_server = HttpServer(self.admin)
@@ -156,6 +158,19 @@ def _admin_token(settings: GatewaySettings, environment: Mapping[str, str]) -> s
     if not token or len(token) < 16:
         raise ConfigError(f"environment variable {name} must hold at least 16 characters", path="$.admin_token_env")
     return token
+
+
+def _salt_key(settings: GatewaySettings, environment: Mapping[str, str]) -> bytes | None:
+    if not settings.keys or not settings.isolate_tenants:
+        return None
+    if settings.salt_env is None:
+        return secrets.token_bytes(32)
+    secret = environment.get(settings.salt_env)
+    if not secret or len(secret) < 16:
+        raise ConfigError(
+            f"environment variable {settings.salt_env} must hold at least 16 characters", path="$.salt_env"
+        )
+    return secret.encode()
 
 
 def _tls(settings: GatewaySettings) -> ssl.SSLContext | None:

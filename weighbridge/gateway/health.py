@@ -207,7 +207,6 @@ class Health:
             state.ejections += 1
             wait_s = min(self._settings.eject_s * state.ejections, self._settings.eject_max_s)
             state.until_s = time.monotonic() + wait_s
-            state.faults = 0
             self._down(endpoint, state, f"{self._settings.eject_failures} requests failed in a row")
 
     def request_succeeded(self, endpoint: Endpoint) -> None:
@@ -230,7 +229,9 @@ class Health:
         if endpoint.generation == 0 or state.refused:
             endpoint.generation += 1
         state.refused = False
-        state.bad = state.faults = state.connect_failures = 0
+        state.bad = state.connect_failures = 0
+        # half-open after an ejection: real requests decide, and the first one that fails ejects again
+        state.faults = self._settings.eject_failures - 1 if state.ejections else 0
         state.down_since_s = None
         endpoint.up = True
         endpoint.reason = ""

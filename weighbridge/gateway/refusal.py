@@ -14,6 +14,7 @@ _MESSAGES = {
     "cannot_meet_slo": "The fleet is too busy to answer in time; try again later.",
     "attempts_exhausted": "Every engine that was tried failed to answer.",
     "queue_timeout": "The request waited too long for a free engine.",
+    "retry_budget": "The engines are failing; try again later.",
     "draining": "The gateway is shutting down.",
 }
 _CODES = {429: "rate_limit_exceeded", 502: "upstream_error", 503: "no_capacity", 504: "upstream_timeout"}

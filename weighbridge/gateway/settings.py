@@ -36,6 +36,7 @@ class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     client: ClientLimits | None = None
     ca_file: str | None = None
     takes_priority: bool | None = None
+    bootstrap_port: int | None = None  # of an SGLang prefill instance
 
 
 class KeySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,7 +72,6 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     default_max_tokens: Count = 512  # assumed, not sent, where a request names none
     max_n: Count = 16
     max_prompts: Count = 256
-    max_depth: Count = 64
     max_stop: Count = 16
 
 
@@ -93,7 +93,6 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     log_bytes: Count = 256 * 1024 * 1024  # an event log is rotated at this size
     log_files: Count = 8
     drain_s: Positive = 300.0
-    keep_alive_s: Positive | None = None  # SSE comment when a stream was silent for this long
     prefix_block_bytes: Count = 64
     max_prefix_blocks: Count = 1024
     server: ServerLimits = ServerLimits()
@@ -101,5 +100,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     health: HealthSettings = HealthSettings()
     limits: RequestLimits = RequestLimits()
     selection: SelectionSettings | None = None  # how `model: auto` is answered; None: it is an unknown model
+    retry_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.2  # retries, as a share of requests; at least a few
+    isolate_tenants: bool = True  # with API keys: engines that can keep tenants' prefix caches apart are told to
+    salt_env: str | None = None  # secret for that, so that salts stay the same over restarts
     tls_cert: str | None = None
     tls_key: str | None = None

@@ -14,19 +14,33 @@ from weighbridge.core.errors import RequestError
 from weighbridge.core.events import RequestArrived
 from weighbridge.core.request import Request as RoutedRequest
 from weighbridge.gateway.auth import REFUSED, Authorizer, Principal
+from weighbridge.gateway.budget import RetryBudget
 from weighbridge.gateway.client_request import ClientRequest
 from weighbridge.gateway.driver import Driver, Outcome
 from weighbridge.gateway.estimate import TokenEstimator, prefix_hashes
 from weighbridge.gateway.flight import Flight
 from weighbridge.gateway.health import Health
 from weighbridge.gateway.model_choice import ModelChoice
+from weighbridge.gateway.body import plain_body
+from weighbridge.gateway.quota import Quotas, Salts
 from weighbridge.gateway.refusal import send_request_error
 from weighbridge.gateway.reply import Usage
 from weighbridge.gateway.settings import GatewaySettings
 from weighbridge.gateway.stats import Stats
 from weighbridge.http import Request, Responder, Routes
 
-ENDPOINTS = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+ENDPOINTS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/embeddings": "embeddings",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+    "/v1/rerank": "rerank",
+    "/v1/score": "score",
+    "/tokenize": "tokenize",
+    "/detokenize": "detokenize",
+}
+GENERATING = frozenset({"chat", "completions", "responses", "messages"})
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 # Client headers that go on to the engine; no other ever does.
 FORWARDED = frozenset({b"traceparent", b"tracestate", b"openai-beta", b"anthropic-version", b"anthropic-beta"})
@@ -35,7 +49,10 @@ FORWARDED = frozenset({b"traceparent", b"tracestate", b"openai-beta", b"anthropi
 class Surface:
     """The client-facing routes."""
 
-    def __init__(self, settings: GatewaySettings, driver: Driver, health: Health, stats: Stats) -> None:
+    def __init__(
+        self, settings: GatewaySettings, driver: Driver, health: Health, stats: Stats, salt_key: bytes | None
+    ) -> None:
+        """`salt_key`: secret from which tenants' cache salts are made, or None to leave `cache_salt` alone."""
         self.settings = settings
         self.driver = driver
         self.health = health
@@ -44,7 +61,9 @@ class Surface:
         self.choice = None if settings.selection is None else ModelChoice(settings.selection, driver)
         self.estimator = TokenEstimator()
         self.rng = random.Random(settings.router.seed)
-        self.draining = False
+        self.budget = RetryBudget(settings.retry_share)
+        self.quotas = Quotas()
+        self.salts = Salts(salt_key) if salt_key is not None else None
         self._prefix = f"wb-{secrets.token_hex(4)}-"
         self._numbers = itertools.count(1)
         self.routes = Routes()
@@ -85,13 +104,12 @@ class Surface:
         principal = request.context or self.auth.principal(request)
         if principal is None:
             raise RequestError(REFUSED, status=401, type="authentication_error", code="invalid_api_key")
-        if self.draining:
-            raise RequestError("The gateway is shutting down.", status=503, type="server_error", retry_after_s=2.0)
         endpoint = ENDPOINTS[request.path]
-        parsed = ClientRequest(endpoint, request.body, self.settings.limits)
+        parsed = ClientRequest(endpoint, plain_body(request, self.settings.server.max_body_bytes), self.settings.limits)
         choice = self.choice if self.choice is not None and self.choice.allows(principal, parsed.model) else None
         if choice is None:
             self._check_model(principal, parsed.model)
+        self._check_endpoint(endpoint, request.path)
         passed = [b"%b: %b\r\n" % pair for pair in request.headers if pair[0] in FORWARDED]
         headers = b"".join(passed) if passed else b""
         routed = self._routed(request, principal, parsed, request_id)
@@ -103,7 +121,15 @@ class Surface:
                 arrival_s=routed.arrival_s,
                 expected_output_tokens=decision.expected_output_tokens,
             )
-        return Flight(self, responder, parsed, routed, request.path, headers)
+        self.quotas.charge(principal, routed, self.driver.now())
+        self.budget.deposit()
+        salt = self.salts.salt(principal.tenant) if self.salts is not None else None
+        return Flight(self, responder, parsed, routed, request.path, headers, salt)
+
+    def _check_endpoint(self, endpoint: str, path: str) -> None:
+        """404 where no engine of the fleet offers an endpoint: engines' other paths are never reachable."""
+        if not any(endpoint in e.adapter.endpoints for e in self.driver.endpoints.values()):
+            raise RequestError(f"No engine here offers {path}.", status=404, code="unknown_url")
 
     def _check_model(self, principal: Principal, model: str) -> None:
         """404 for a model nobody serves or that this key may not use: the answer must not tell them apart."""
@@ -133,7 +159,7 @@ class Surface:
             id=request_id,
             arrival_s=self.driver.now(),
             prompt_tokens=tokens,
-            max_tokens=parsed.max_tokens * parsed.n,
+            max_tokens=parsed.max_tokens * parsed.n if parsed.endpoint in GENERATING else 1,
             model=parsed.model,
             tenant=principal.tenant,
             tier=self.auth.tier(principal, request, parsed.service_tier),
@@ -194,6 +220,7 @@ class Surface:
         del self.driver.flights[flight.id]
         stats = self.stats
         routed = flight.routed
+        self.quotas.settle(flight.id, (usage.prompt_tokens or routed.prompt_tokens) + output_tokens)
         model = routed.model
         now = self.driver.now()
         instance = flight.endpoint.name if flight.endpoint else ""
@@ -285,3 +312,4 @@ class Surface:
 
     def _alive(self, request: Request, responder: Responder) -> None:
         responder.send(200, b"ok", content_type="text/plain")
+

@@ -20,6 +20,9 @@ _NULLABLE = (
 )
 _NOT_NULL = {name: re.compile(re.escape(name) + rb"(?!\s*:\s*null)") for name, _, _ in _NULLABLE}
 _BOM = b"\xef\xbb\xbf"
+MARKS = (b"[DONE]", b'"error"')
+LAST_TYPES = frozenset({"message_stop", "response.completed", "response.incomplete"})
+TYPED_MARKS = (*MARKS, b'"response.failed"', *(b'"%b"' % t.encode() for t in sorted(LAST_TYPES)))
 MAX_EVENT_BYTES = 8 * 1024 * 1024
 _decode = msgspec.json.Decoder().decode
 
@@ -135,10 +138,23 @@ class SseScanner:
     With `strip_usage` a frame whose `choices` is empty and which carries usage is withheld from what `feed` returns.
     """
 
-    __slots__ = ("_splitter", "_started", "_strip", "done", "error", "events", "finish", "tokens_seen", "usage")
+    __slots__ = (
+        "_marks",
+        "_splitter",
+        "_started",
+        "_strip",
+        "done",
+        "error",
+        "events",
+        "finish",
+        "tokens_seen",
+        "usage",
+    )
 
-    def __init__(self, strip_usage: bool = False) -> None:
+    def __init__(self, strip_usage: bool = False, typed: bool = False) -> None:
+        """`typed`: the events name their type (OpenAI responses, Anthropic messages) and end with a named one."""
         self._splitter = _Splitter()
+        self._marks = TYPED_MARKS if typed else MARKS
         self._started = False
         self._strip = strip_usage
         self.events = 0
@@ -194,11 +210,10 @@ class SseScanner:
         self.events += whole.count(b"\n\n", start, cut)
         return whole[:cut] + self._scan_each(whole, cut)
 
-    @staticmethod
-    def _marker(whole: bytes, start: int) -> int:
+    def _marker(self, whole: bytes, start: int) -> int:
         """Where the first thing stands that needs a closer look, or -1."""
         first = len(whole)
-        for needle in (b"[DONE]", b'"error"'):
+        for needle in self._marks:
             found = whole.find(needle, start, first)
             if found >= 0:
                 first = found
@@ -250,7 +265,10 @@ class SseScanner:
             self.error = error
         usage = frame.get("usage")
         if isinstance(usage, dict):
-            self.usage = usage
+            self.usage = {**(self.usage or {}), **usage}
+        inner = frame.get("response") or frame.get("message")
+        if isinstance(inner, dict):
+            self._note_inner(inner)
         choices = frame.get("choices")
         if isinstance(usage, dict) and choices == [] and not error:
             return False
@@ -259,9 +277,17 @@ class SseScanner:
             self.tokens_seen = has_token(frame)
         if isinstance(choices, list):
             self.finish = self.finish or any(isinstance(c, dict) and c.get("finish_reason") for c in choices)
-        elif frame.get("type") in ("message_stop", "response.completed"):
+        elif frame.get("type") in LAST_TYPES:
             self.done = True
         return True
+
+    def _note_inner(self, inner: dict[str, Any]) -> None:
+        """The object within a typed event: usage and error stand there."""
+        usage = inner.get("usage")
+        if isinstance(usage, dict):
+            self.usage = {**(self.usage or {}), **usage}
+        if inner.get("error") and self.error is None:
+            self.error = inner["error"]
 
 
 def has_token(frame: dict[str, Any]) -> bool:

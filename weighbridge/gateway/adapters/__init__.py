@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 
 from weighbridge.core.errors import ConfigError
-from weighbridge.gateway.adapters import embedded, openai, vllm
+from weighbridge.gateway.adapters import embedded, llamacpp, openai, sglang, tgi, transformers, vllm
 from weighbridge.gateway.adapters.adapter import Adapter, Facts, Report
 
-ADAPTERS: Mapping[str, Adapter] = {a.kind: a for a in (embedded.ADAPTER, openai.ADAPTER, vllm.ADAPTER)}
+_MODULES = (embedded, llamacpp, openai, sglang, tgi, transformers, vllm)
+ADAPTERS: Mapping[str, Adapter] = {module.ADAPTER.kind: module.ADAPTER for module in _MODULES}
 
 
 def adapter_for(kind: str, *, source: str = "", path: str = "") -> Adapter:

@@ -1,0 +1,118 @@
+"""The prefill leg of a disaggregated request: runs the prompt on one engine and keeps what its KV is known by.
+
+Two protocols. `kv_transfer_params` (vLLM's NIXL connector, and our engine): first the prompt as a whole, non-streamed
+request for one token, then the reply's parameters verbatim in the decode leg, while the prefill engine's lease lasts.
+Bootstrap (SGLang): both legs at once, found by a room number; the prefill leg's reply is read and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from weighbridge.gateway.client_request import ClientRequest
+from weighbridge.gateway.endpoint import Endpoint
+from weighbridge.gateway.splice import add_value, remove_value, replace_value
+from weighbridge.http import BadReply, Exchange, ExchangeFailed, ReplyHead
+
+LEASE_S = 25.0
+"""Oldest transfer parameters that are used: engines free the KV after 30 s by default, and then serve other data."""
+MAX_REPLY_BYTES = 8 << 20
+PARAMS = "kv_transfer_params"
+ASK = (
+    b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,'
+    b'"remote_host":null,"remote_port":null}'
+)
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+class _Reply(msgspec.Struct):
+    kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class PrefillLeg:
+    """Sink of the prefill engine's reply; tells `done(params)` or `failed(reason)` once, nothing after `cancel`."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        payload: bytes,
+        done: Callable[[bytes | None], None],
+        failed: Callable[[ExchangeFailed | None, int], None],
+    ) -> None:
+        self.endpoint = endpoint
+        self._done = done
+        self._failed = failed
+        self._head: ReplyHead | None = None
+        self._pieces: list[bytes] = []
+        self._size = 0
+        endpoint.running += 1
+        self._exchange: Exchange | None = endpoint.open().send(payload, self)
+
+    def cancel(self) -> None:
+        """Gives the leg up; the engine sees its connection close."""
+        exchange = self._release()
+        if exchange is not None:
+            exchange.cancel()
+
+    def on_head(self, head: ReplyHead) -> None:
+        """The reply begins."""
+        self._head = head
+
+    def on_data(self, data: bytes) -> None:
+        """Kept until it is whole."""
+        self._pieces.append(data)
+        self._size += len(data)
+        if self._size > MAX_REPLY_BYTES:
+            self.cancel()
+            self._failed(BadReply("the prefill reply is too large", reply_begun=True), 0)
+
+    def on_end(self) -> None:
+        """The prompt is computed, or the engine refused."""
+        self._release()
+        assert self._head is not None
+        if self._head.status != 200:
+            self._failed(None, self._head.status)
+            return
+        try:
+            params = bytes(msgspec.json.decode(b"".join(self._pieces), type=_Reply).kv_transfer_params)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self._failed(BadReply("the prefill reply is not JSON", reply_begun=True), 0)
+            return
+        self._done(None if params == b"null" else params)
+
+    def on_fail(self, error: ExchangeFailed) -> None:
+        """The connection broke."""
+        self._release()
+        self._failed(error, 0)
+
+    def _release(self) -> Exchange | None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            self.endpoint.running -= 1
+        return exchange
+
+
+def prefill_body(body: bytes, request: ClientRequest) -> bytes:
+    """The body of a two-step prefill leg: one token, not streamed, KV to be kept for another engine."""
+    for name in ("stream_options", "min_tokens", *LIMITS):
+        body = remove_value(body, name)
+    if request.stream:
+        body = replace_value(body, "stream", b"false")
+    body = add_value(body, "max_tokens", b"1")
+    if request.uses_completion_limit:
+        body = add_value(body, "max_completion_tokens", b"1")
+    return add_value(body, PARAMS, ASK)
+
+
+def decode_body(body: bytes, params: bytes) -> bytes:
+    """The body of the decode leg: the prefill reply's parameters verbatim, whatever they hold."""
+    return add_value(body, PARAMS, params)
+
+
+def bootstrap_body(body: bytes, host: str, port: int | None, room: int) -> bytes:
+    """A body for either leg of the bootstrap protocol."""
+    body = add_value(body, "bootstrap_room", b"%d" % room)
+    body = add_value(body, "bootstrap_port", b"null" if port is None else b"%d" % port)
+    return add_value(body, "bootstrap_host", msgspec.json.encode(host))
