@@ -13,10 +13,12 @@ from weighbridge.http import (
     ConnectionCut,
     HttpClient,
     HttpServer,
+    Pool,
     ReplyTimeout,
     Request,
     Responder,
 )
+from weighbridge.http.client_connection import ClientConnection
 
 
 def ask(
@@ -207,5 +209,25 @@ def test_server_and_client_together() -> None:
         assert reply.body == b"a" * 300_000
         await client.close()
         await server.stop()
+
+    run(main())
+
+
+def test_a_sweep_does_not_close_a_connection_that_was_just_dialled() -> None:
+    async def main() -> None:
+        class Transport:
+            closed = False
+
+            def close(self) -> None:
+                self.closed = True
+
+        pool = Pool("127.0.0.1", 1)
+        connection = ClientConnection(pool)
+        transport = Transport()
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        connection.check(pool.clock())
+        assert not transport.closed
+        connection.check(pool.clock() + 1000)
+        assert transport.closed
 
     run(main())

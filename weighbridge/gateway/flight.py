@@ -2,6 +2,8 @@
 
 Until the first byte has gone to the client the request may be sent elsewhere; after it a failure becomes an error
 frame (stream) or a cut connection (whole reply), never a replay.
+
+Longer than 400 lines because every state of one request and its one end belong together.
 """
 
 from __future__ import annotations

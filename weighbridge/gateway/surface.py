@@ -14,6 +14,7 @@ from weighbridge.core.errors import RequestError
 from weighbridge.core.events import RequestArrived
 from weighbridge.core.request import Request as RoutedRequest
 from weighbridge.gateway.auth import REFUSED, Authorizer, Principal
+from weighbridge.gateway.body import plain_body
 from weighbridge.gateway.budget import RetryBudget
 from weighbridge.gateway.client_request import ClientRequest
 from weighbridge.gateway.driver import Driver, Outcome
@@ -21,7 +22,6 @@ from weighbridge.gateway.estimate import TokenEstimator, prefix_hashes
 from weighbridge.gateway.flight import Flight
 from weighbridge.gateway.health import Health
 from weighbridge.gateway.model_choice import ModelChoice
-from weighbridge.gateway.body import plain_body
 from weighbridge.gateway.quota import Quotas, Salts
 from weighbridge.gateway.refusal import send_request_error
 from weighbridge.gateway.reply import Usage
@@ -312,4 +312,3 @@ class Surface:
 
     def _alive(self, request: Request, responder: Responder) -> None:
         responder.send(200, b"ok", content_type="text/plain")
-

@@ -142,6 +142,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
+        self.idle_since = self.pool.clock()
         self.pool.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
