@@ -172,6 +172,7 @@ def test_experiments_are_listed_and_run_by_name(tmp_path: Path) -> None:
     assert "two-backends: A slow and a fast backend" in run("simulate", "experiment", "list")
     out = json.loads(run("simulate", "experiment", "scenario-ab", "--quick", "--json", "--out", str(tmp_path)))
     assert {"attainment", "by_trace", "findings", "loses", "seeds"} <= set(out)
+    assert "40 times the work" in (tmp_path / "scenario-ab.md").read_text()
     assert (tmp_path / "scenario-ab.png").stat().st_size > 5_000
     assert json.loads((tmp_path / "scenario-ab.json").read_text())["data"] == out["data"]
     assert "no experiment 'x'" in fails("simulate", "experiment", "x")

@@ -48,7 +48,9 @@ def simulate(
     assign: Annotated[str, typer.Option(help="router, or fixed: request k to instance k mod n, no router.")] = "router",
     seed: Annotated[int, typer.Option(help="First seed.")] = 1,
     seeds: Annotated[int, typer.Option(help="How many seeds in a row.")] = 1,
-    poll: Annotated[float, typer.Option(help="Seconds between load reports of an engine (0: none).")] = 0.05,
+    poll: Annotated[
+        float, typer.Option(help="Seconds between load reports of an engine, as in the gateway (0: none).")
+    ] = 1.0,
     jobs: Jobs = None,
     on_ray: OnRay = False,
     stepwise: Annotated[bool, typer.Option("--stepwise", help="Step by step instead of closed-form jumps.")] = False,
@@ -71,6 +73,8 @@ def simulate(
         raise ConfigError(f"must be router or fixed, not '{assign}'", source="--assign")
     if dispatch not in ("auto", "hold", "immediate"):
         raise ConfigError(f"must be auto, hold or immediate, not '{dispatch}'", source="--dispatch")
+    if poll < 0:
+        raise ConfigError(f"must be 0 or more, not {poll:g}", source="--poll")
     for name, value in (("--instances", instances), ("--requests", requests), ("--seeds", seeds)):
         if value < 1:
             raise ConfigError(f"must be at least 1, not {value}", source=name)
@@ -106,7 +110,7 @@ def experiment(
     name: Annotated[str, typer.Argument(help="Which one; `list` names them all.")],
     quick: Annotated[bool, typer.Option("--quick", help="The size of a test: seconds instead of minutes.")] = False,
     seeds: Annotated[int | None, typer.Option(help="How many seeds instead of the experiment's own number.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for NAME.json and NAME.png.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for NAME.md, NAME.png and NAME.json.")] = None,
     jobs: Jobs = None,
     on_ray: OnRay = False,
     as_json: Json = False,
@@ -114,6 +118,7 @@ def experiment(
     """Run one of the documents' experiments."""
     from weighbridge.sim.experiments import registry
     from weighbridge.sim.experiments.base import Options, outcome_dict
+    from weighbridge.sim.experiments.page import page
     from weighbridge.sim.experiments.pictures import draw
     from weighbridge.sim.progress import Bar
     from weighbridge.sim.report import print_outcome, to_json
@@ -134,6 +139,7 @@ def experiment(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{name}.json").write_text(to_json(outcome_dict(outcome), indent=1) + "\n", encoding="utf-8")
+        (out / f"{name}.md").write_text(page(chosen, outcome), encoding="utf-8")
         draw(outcome, out / f"{name}.png")
     if as_json:
         typer.echo(to_json(outcome_dict(outcome)))

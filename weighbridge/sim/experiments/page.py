@@ -1,0 +1,49 @@
+"""An outcome as a page of documentation: question, command, seeds, what was found, where it loses, table and picture."""
+
+from __future__ import annotations
+
+from weighbridge.sim.experiments.base import Experiment, Outcome
+from weighbridge.sim.sweep import Spread
+
+
+def page(experiment: Experiment, outcome: Outcome) -> str:
+    """Markdown; refers to NAME.png beside it."""
+    seeds = ", ".join(map(str, outcome.seeds))
+    size = " --quick" if outcome.quick else ""
+    lines = [
+        f"# {experiment.name}",
+        "",
+        experiment.question.strip(),
+        "",
+        f"    weighbridge simulate experiment {experiment.name}{size} --seeds {len(outcome.seeds)} --out docs/experiments",
+        "",
+        f"Simulated; seeds {seeds}, apart from those that anything was tuned on. Attainment is the share of all offered",
+        "requests that met every bound of their tier; differences are paired by seed; ± is the standard error over seeds.",
+        "",
+        f"![{experiment.name}]({experiment.name}.png)",
+        "",
+        "## Found",
+        "",
+        *(f"- {line}" for line in outcome.findings),
+        "",
+        "## Where it loses",
+        "",
+        *(f"- {line}" for line in outcome.loses or ["In none of the cases compared here."]),
+        "",
+    ]
+    if outcome.by_trace:
+        lines += ["## Attainment, percent", "", *_table(outcome), ""]
+    return "\n".join(lines)
+
+
+def _table(outcome: Outcome) -> list[str]:
+    policies = list(next(iter(outcome.by_trace.values())))
+    rows = [f"| | {' | '.join(policies)} |", "|---" * (len(policies) + 1) + "|"]
+    for trace, row in outcome.by_trace.items():
+        rows.append(f"| {trace} | {' | '.join(_cell(row[policy]) for policy in policies)} |")
+    return rows
+
+
+def _cell(value: Spread) -> str:
+    error = "" if value.standard_error is None else f" ± {100 * value.standard_error:.1f}"
+    return f"{100 * value.mean:.1f}{error}"
