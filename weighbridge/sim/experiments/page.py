@@ -1,4 +1,4 @@
-"""An outcome as a page of documentation: question, command, seeds, what was found, where it loses, table and picture."""
+"""An outcome as a page of documentation: question, command, seeds, findings, losses, table and picture."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from weighbridge.sim.sweep import Spread
 def page(experiment: Experiment, outcome: Outcome) -> str:
     """Markdown; refers to NAME.png beside it."""
     seeds = ", ".join(map(str, outcome.seeds))
-    size = " --quick" if outcome.quick else ""
+    size = (" --quick" if outcome.quick else "") + f" --seeds {len(outcome.seeds)}"
     lines = [
         f"# {experiment.name}",
         "",
         experiment.question.strip(),
         "",
-        f"    weighbridge simulate experiment {experiment.name}{size} --seeds {len(outcome.seeds)} --out docs/experiments",
+        f"    weighbridge simulate experiment {experiment.name}{size} --out docs/experiments",
         "",
-        f"Simulated; seeds {seeds}, apart from those that anything was tuned on. Attainment is the share of all offered",
-        "requests that met every bound of their tier; differences are paired by seed; ± is the standard error over seeds.",
+        f"Simulated; seeds {seeds}, apart from those that anything was tuned on. Attainment is the share of all",
+        "offered requests that met every bound of their tier; differences are paired by seed; ± is the standard error",
+        "over seeds.",
         "",
         f"![{experiment.name}]({experiment.name}.png)",
         "",
