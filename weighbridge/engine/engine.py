@@ -17,6 +17,7 @@ from weighbridge.core.errors import RequestError
 from weighbridge.engine.counters import Counters
 from weighbridge.engine.generation import Generation, GenerationRequest, Output, Sink
 from weighbridge.engine.grammar import Grammar
+from weighbridge.engine.kv_events import KvEventPublisher
 from weighbridge.engine.model import LlamaModel
 from weighbridge.engine.options import EngineOptions, scheduler_config
 from weighbridge.engine.runner import LlamaRunner, Rows, kv_value_bytes
@@ -65,6 +66,10 @@ class Engine:
         self.scheduler = Scheduler(scheduler_config(options, self.runner.slot_tokens), self._prefix_cache())
         self.context_tokens = min(self.runner.slot_tokens, model.trained_context_tokens)
         self._deliver = deliver
+        self.kv_events: KvEventPublisher | None = None
+        if options.kv_events is not None and self.scheduler.prefixes is not None:
+            self.kv_events = KvEventPublisher(options.kv_events)
+            self.scheduler.prefixes.on_change = self.kv_events.change
         self._commands: queue.SimpleQueue[_Submit | _Cancel | _Call | _Stop] = queue.SimpleQueue()
         self._generations: dict[str, Generation] = {}
         self._stepper = Stepper(self.runner, self.scheduler, self.counters, self._generations, options, deliver)
@@ -117,6 +122,8 @@ class Engine:
             self._commands.put(_Stop())
             self._thread.join()
         self.runner.close()
+        if self.kv_events is not None:
+            self.kv_events.close()
 
     # The engine's thread.
 

@@ -14,6 +14,7 @@ import msgspec
 from weighbridge.core.errors import ConfigError
 from weighbridge.core.instance import Role
 from weighbridge.cost.profile import Profile
+from weighbridge.engine.kv_events import KvEventSettings
 from weighbridge.engine.kv_service import TransferSettings
 from weighbridge.engine.libllama import Library
 from weighbridge.engine.model import LlamaModel, ModelOptions
@@ -29,8 +30,9 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     `model` is a catalogue name or a GGUF path. `library` is another libllama than the wheel's. `gpu_layers` above 0
     (or -1, all) puts that much of the model on a GPU that the library supports. `kv_hosts` are the hosts that KV may be
-    pulled from, `kv_advertise` the host that others are told to pull from. `profile` is a file for the measured
-    rates; without one they are measured at each start.
+    pulled from, `kv_advertise` the host that others are told to pull from. `kv_events` is a ZeroMQ endpoint such as
+    `tcp://127.0.0.1:5557` to publish KV cache events on, `kv_events_replay` one for replays. `profile` is a file for
+    the measured rates; without one they are measured at each start.
     """
 
     name: str = "embedded-0"
@@ -59,6 +61,8 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     kv_advertise: str | None = None
     kv_lease_s: float = 30.0
     kv_load_failure: Literal["recompute", "fail"] = "recompute"
+    kv_events: str | None = None
+    kv_events_replay: str | None = None
     probe: bool = True
     profile: str | None = None
 
@@ -87,6 +91,7 @@ class ReadyInfo(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int
     slots: int
     kv_blocks: int
+    kv_events: str | None
     block_tokens: int
     threads: int
     device: str
@@ -147,6 +152,7 @@ async def start_instance(
         context_tokens=server.engine.context_tokens,
         slots=options.slots,
         kv_blocks=memory.blocks,
+        kv_events=server.engine.kv_events.endpoint if server.engine.kv_events is not None else None,
         block_tokens=memory.block_tokens,
         threads=runner.options.threads,
         device=device,
@@ -168,6 +174,9 @@ def _load(
 
 
 def _engine_options(options: InstanceOptions) -> EngineOptions:
+    events = None
+    if options.kv_events is not None:
+        events = KvEventSettings(options.kv_events, options.kv_events_replay, f"kv@{options.name}@{options.model}")
     return EngineOptions(
         runner=RunnerOptions(
             slots=options.slots,
@@ -183,6 +192,7 @@ def _engine_options(options: InstanceOptions) -> EngineOptions:
         idle_prefill_tokens=options.idle_prefill_tokens,
         prefix_caching=options.prefix_caching,
         prefix_store_bytes=options.prefix_store_bytes,
+        kv_events=events,
         max_waiting=options.max_waiting,
     )
 

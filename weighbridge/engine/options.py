@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from weighbridge.engine.kv_events import KvEventSettings
 from weighbridge.engine.runner import RunnerOptions
 from weighbridge.scheduling.order import Discipline
 from weighbridge.scheduling.scheduler import SchedulerConfig
@@ -27,6 +28,7 @@ class EngineOptions:
     max_step_s: float = 0.5
     prefix_caching: bool = True
     prefix_store_bytes: int = 256 << 20
+    kv_events: KvEventSettings | None = None
     max_waiting: int = 512
     discipline: Discipline = "priority"
     ageing_s: float | None = 30.0

@@ -47,6 +47,7 @@ class Stepper:
         self._saved: dict[Saved, Kv] = {}
         self._prefill_s_per_token = 0.0
         self.failures_in_a_row = 0
+        self._announce = scheduler.prefixes.computed if scheduler.prefixes is not None else _nothing
 
     def step(self) -> None:
         """Compute one step, if there is anything to compute: decodes, deliver, prefill, deliver."""
@@ -172,6 +173,9 @@ class Stepper:
                 texts = self._advance(ending, logits)
         slots = [seq.slot for seq in ending]
         self._scheduler.complete_prefills(batch, time.monotonic(), [], finished)
+        for seq in ending:
+            if seq.finish_reason is None:
+                self._announce(seq)
         self._give_out(ending, texts, slots)
 
     def _note_prefill(self, tokens: int, took_s: float) -> None:
@@ -322,3 +326,7 @@ class Stepper:
 
 def _slot(seq: Sequence) -> int:
     return seq.slot
+
+
+def _nothing(_: Sequence) -> None:
+    """No prefix cache, nobody to tell."""

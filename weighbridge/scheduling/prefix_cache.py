@@ -24,6 +24,7 @@ class Saved(NamedTuple):
 
 
 Holder = int | Saved
+OnChange = Callable[[Holder, Seq[int], str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class PrefixCache:
         """`timer`, if given, measures lookups: seconds, from any start."""
         self.config = config
         self._timer = timer
+        self.on_change: OnChange | None = None  # hears what computed tokens a slot or copy holds, none when it is gone
         self.lookup_s = 0.0
         self._tree = RadixTree()
         self._running: dict[int, Sequence] = {}
@@ -123,6 +125,7 @@ class PrefixCache:
             self.discard(slot)
             return
         self._tree.insert(slot, tokens[: seq.computed_tokens], seq.namespace)
+        self._say(slot, tokens[: seq.computed_tokens], seq.namespace)
         self._tick += 1
         self._resident[slot] = self._tick
 
@@ -134,16 +137,28 @@ class PrefixCache:
         self._saved[saved] = len(tokens)
         self._pinned.add(saved)
         self._tree.insert(saved, tokens, namespace)
+        self._say(saved, tokens, namespace)
         return saved, drop
 
     def remove_saved(self, saved: Saved) -> None:
         """Forget a copy."""
+        self._say(saved, (), "")
         self._pinned.discard(saved)
         self._saved.pop(saved, None)
         self._tree.remove(saved)
 
+    def computed(self, seq: Sequence) -> None:
+        """A running sequence's prompt is computed: from now on others may count on it."""
+        if seq.tokens is not None:
+            self._say(seq.slot, seq.tokens[: seq.computed_tokens], seq.namespace)
+
+    def _say(self, holder: Holder, tokens: Seq[int], namespace: str) -> None:
+        if self.on_change is not None:
+            self.on_change(holder, tokens, namespace)
+
     def discard(self, slot: int) -> None:
         """A slot's content is worth nothing any more."""
+        self._say(slot, (), "")
         self._running.pop(slot, None)
         self._resident.pop(slot, None)
         self._tree.remove(slot)
@@ -219,6 +234,7 @@ class PrefixCache:
         saved = Saved(self._keys)
         self._saved[saved] = size
         self._tree.insert(saved, tokens, namespace)
+        self._say(saved, tokens, namespace)
         return saved, drop
 
     def _make_room(self, size: int, keep: Holder | None) -> tuple[Saved, ...]:
