@@ -16,6 +16,7 @@ from weighbridge.engine.leases import Kv
 from weighbridge.engine.model import LlamaModel
 from weighbridge.engine.requests import Call
 from weighbridge.engine.sampling import TokenLogprob
+from weighbridge.engine.tools import ToolCall, ToolParser
 from weighbridge.engine.transfer import Pulled
 from weighbridge.http import Responder, error_body
 
@@ -40,6 +41,8 @@ class Choice:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     stats: FinalStats | None = None
+    parser: ToolParser | None = None
+    calls: list[ToolCall] = field(default_factory=list)
 
 
 class Answer:
@@ -64,7 +67,11 @@ class Answer:
         self._call = call
         self._responder = responder
         self._on_end = on_end
-        self._choices = [Choice(prompt) for prompt in range(len(call.prompts)) for _ in range(call.n)]
+        self._choices = [
+            Choice(prompt, parser=None if call.tools is None else ToolParser())
+            for prompt in range(len(call.prompts))
+            for _ in range(call.n)
+        ]
         self._open = len(self._choices)
         self._id = ""
         self._model_id = model_id
@@ -95,6 +102,7 @@ class Answer:
                 skip_special=call.skip_special,
                 priority=call.priority,
                 namespace=call.namespace,
+                grammar=call.grammar,
                 hold=call.transfer.hold,
                 kv=None if pulled is None else pulled.data,
                 kv_tokens=0 if pulled is None else min(pulled.tokens, len(prompt)),
@@ -109,14 +117,23 @@ class Answer:
         if output.finish_reason in ("error", "overloaded", "cancelled"):
             self._fail(output)
             return
+        text = output.text
+        calls: list[ToolCall] = []
+        if choice.parser is not None:
+            text, calls = choice.parser.feed(text)
+            choice.calls += calls
+            if output.finish_reason is not None:
+                text += choice.parser.flush()
         choice.finish_reason, choice.stop_reason = output.finish_reason, output.stop_reason
+        if choice.finish_reason == "stop" and choice.calls:
+            choice.finish_reason = "tool_calls"
         choice.stats = output.stats
         if output.kv is not None:
             self._transfer_params = self._lease(output.kv, len(self._call.prompts[choice.prompt]))
         if self._call.stream:
-            self._write_frame(index, choice, output)
+            self._write_frame(index, choice, output, text, calls)
         else:
-            choice.text.append(output.text)
+            choice.text.append(text)
             choice.logprobs.extend(output.logprobs)
         if output.finish_reason is not None:
             self._open -= 1
@@ -177,16 +194,17 @@ class Answer:
             "model": self._model_id,
         }
 
-    def _write_frame(self, index: int, choice: Choice, output: Output) -> None:
+    def _write_frame(self, index: int, choice: Choice, output: Output, text: str, calls: list[ToolCall]) -> None:
         """One frame per token, also while its text is not ready, so that a reader sees the engine at work."""
         responder = self._responder
         if not responder.started:
             responder.start_sse()
-        text = output.text
         if self._call.kind == "chat":
-            delta: dict[str, Any] = {"content": text}
-            if not choice.begun:
-                delta = {"role": "assistant", "content": text}
+            delta: dict[str, Any] = {} if choice.begun else {"role": "assistant"}
+            delta["content"] = text
+            if calls:
+                first = len(choice.calls) - len(calls)
+                delta["tool_calls"] = [{"index": first + i, **_call_json(call)} for i, call in enumerate(calls)]
             entry: dict[str, Any] = {"index": index, "delta": delta}
         else:
             if self._call.echo and not choice.begun:
@@ -194,7 +212,7 @@ class Answer:
             entry = {"index": index, "text": text}
         choice.begun = True
         entry["logprobs"] = self._logprobs(choice, output.logprobs, text) if output.logprobs else None
-        entry["finish_reason"] = output.finish_reason
+        entry["finish_reason"] = choice.finish_reason
         if output.finish_reason is not None:
             entry["stop_reason"] = output.stop_reason
         responder.write(b"data: " + _encode(self._head(True) | {"choices": [entry]}) + b"\n\n")
@@ -205,7 +223,9 @@ class Answer:
             text = "".join(choice.text)
             entry: dict[str, Any] = {"index": index}
             if self._call.kind == "chat":
-                entry["message"] = {"role": "assistant", "content": text}
+                entry["message"] = {"role": "assistant", "content": text if text or not choice.calls else None}
+                if choice.calls:
+                    entry["message"]["tool_calls"] = [_call_json(call) for call in choice.calls]
             else:
                 entry["text"] = self._prompt_text(choice) + text if self._call.echo else text
             entry["logprobs"] = self._logprobs(choice, tuple(choice.logprobs), text) if choice.logprobs else None
@@ -253,6 +273,10 @@ class Answer:
             "top_logprobs": [{_token_text(model, token): value for token, value in entry.top} for entry in entries],
             "text_offset": offsets,
         }
+
+
+def _call_json(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _chat_logprob(model: LlamaModel, entry: TokenLogprob) -> dict[str, Any]:

@@ -28,7 +28,8 @@ from weighbridge.engine.server import EngineServer
 class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that makes an embedded instance. `threads` 0 takes all cores; `cores` pins to these.
 
-    `model` is a catalogue name or a GGUF path. `library` is another libllama than the wheel's. `gpu_layers` above 0
+    `model` is a catalogue name or a GGUF path, `chat_template` a Jinja file instead of the model's own template.
+    `library` is another libllama than the wheel's. `gpu_layers` above 0
     (or -1, all) puts that much of the model on a GPU that the library supports. `kv_hosts` are the hosts that KV may be
     pulled from, `kv_advertise` the host that others are told to pull from. `kv_events` is a ZeroMQ endpoint such as
     `tcp://127.0.0.1:5557` to publish KV cache events on, `kv_events_replay` one for replays. `profile` is a file for
@@ -41,6 +42,7 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     model: str = DEFAULT_MODEL
     model_id: str | None = None
     role: Role = "mixed"
+    chat_template: str | None = None
     slots: int = 4
     context_tokens: int = 2048
     threads: int = 0
@@ -138,7 +140,7 @@ async def start_instance(
         lease_s=options.kv_lease_s,
         on_failure=options.kv_load_failure,
     )
-    server = EngineServer(model, _engine_options(options), model_id, options.name, transfer)
+    server = EngineServer(model, _engine_options(options), model_id, options.name, transfer, _read_template(options))
     runner = server.engine.runner
     device = server.device = _device(model.library, options)
     profile = await asyncio.to_thread(_profile, options, server, path, device)
@@ -162,6 +164,16 @@ async def start_instance(
         profile=profile,
     )
     return Instance(server, model, info)
+
+
+def _read_template(options: InstanceOptions) -> str | None:
+    if options.chat_template is None:
+        return None
+    try:
+        return Path(options.chat_template).read_text(encoding="utf-8")
+    except OSError as error:
+        message = f"{options.chat_template}: {error.strerror}"
+        raise ConfigError(message, source="engine", path="chat_template") from None
 
 
 def _load(

@@ -11,6 +11,8 @@ from weighbridge.engine.chat import ChatTemplate, read_messages
 from weighbridge.engine.fields import Body
 from weighbridge.engine.model import LlamaModel
 from weighbridge.engine.sampling import SamplingParams
+from weighbridge.engine.structured import read_grammar
+from weighbridge.engine.tools import Tools, read_tools
 from weighbridge.engine.transfer import TransferAsked, read_transfer
 
 MAX_STOPS = 16
@@ -40,6 +42,8 @@ class Call:
     namespace: str
     echo: bool
     transfer: TransferAsked
+    grammar: str | None
+    tools: Tools | None
 
 
 class RequestReader:
@@ -62,11 +66,15 @@ class RequestReader:
     def chat(self, body: Body) -> Call:
         """A `/v1/chat/completions` body."""
         messages = read_messages(body.get("messages"))
-        generate = fields.flag(body, "add_generation_prompt", True)
-        options = fields.mapping(body, "chat_template_kwargs")
-        prompt = self.template.render(messages, generate=generate, options=options)
+        tools = read_tools(body, self.template.takes_tools)
+        prompt = self.template.render(
+            messages,
+            tools=None if tools is None else tools.definitions,
+            generate=fields.flag(body, "add_generation_prompt", True),
+            options=fields.mapping(body, "chat_template_kwargs"),
+        )
         tokens = self.model.tokenize(prompt, add_special=False)
-        return self._call("chat", body, [tokens])
+        return self._call("chat", body, [tokens], tools)
 
     def completion(self, body: Body) -> Call:
         """A `/v1/completions` body."""
@@ -108,7 +116,9 @@ class RequestReader:
                 raise RequestError(f"prompt holds {item!r}, which is not a token id below {top}", param="prompt")
         return value
 
-    def _call(self, kind: Literal["chat", "completion"], body: Body, prompts: list[list[int]]) -> Call:
+    def _call(
+        self, kind: Literal["chat", "completion"], body: Body, prompts: list[list[int]], tools: Tools | None = None
+    ) -> Call:
         stream_options = fields.mapping(body, "stream_options")
         stream = fields.flag(body, "stream")
         n = fields.integer(body, "n", 1, 1, MAX_CHOICES)
@@ -135,6 +145,8 @@ class RequestReader:
             namespace=fields.text(body, "cache_salt"),
             echo=fields.flag(body, "echo") if kind == "completion" else False,
             transfer=transfer,
+            grammar=(tools.grammar() if tools is not None else None) or read_grammar(body),
+            tools=tools,
         )
 
     def _checked(self, prompt: list[int]) -> list[int]:

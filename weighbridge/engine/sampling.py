@@ -88,7 +88,10 @@ class Sampler:
         token = self._draw(row)
         if self.grammar is not None:
             if not self.grammar.allows(token):
-                token = self._draw(self.grammar.masked(row))
+                masked = self.grammar.masked(row)
+                token = self._draw(masked)
+                if masked[token] == _NEVER:
+                    raise ValueError("the grammar allows no token that is not banned")
             self.grammar.accept(token)
         if self.params.presence_penalty or self.params.frequency_penalty or self.params.repetition_penalty != 1.0:
             self._counts[token] += 1

@@ -34,6 +34,7 @@ class EngineServer:
         model_id: str,
         name: str = "0",
         transfer: TransferSettings | None = None,
+        chat_template: str | None = None,
     ) -> None:
         """Allocates the engine's context, which blocks for a moment. Raises ModelError where that fails."""
         self._loop = asyncio.get_running_loop()
@@ -42,7 +43,7 @@ class EngineServer:
         self.device = ""
         """Where the model really is, as `/v1/models` tells it; set by whoever loaded the model."""
         self._template = ChatTemplate(
-            model.chat_template(),
+            chat_template or model.chat_template(),
             bos=model.piece(model.bos).decode(errors="replace") if model.bos >= 0 else "",
             eos=model.piece(model.eos).decode(errors="replace") if model.eos >= 0 else "",
         )
