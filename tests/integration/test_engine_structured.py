@@ -56,11 +56,19 @@ def accepts(model: LlamaModel, source: str, text: str) -> bool:
         ({"type": ["string", "null"]}, ['"ü\\n\\u00e9"', "null"], ["5", '"a\nb"', "nul"]),
         ({"const": {"k": "v"}}, ['{"k": "v"}'], ['{"k": "w"}']),
         ({"type": "number"}, ["-0.5e+10", "7"], ["01", "1.", "+1"]),
-        ({"type": "array", "prefixItems": [{"type": "integer"}, {"type": "boolean"}]}, ["[1, true]"], ["[1]", "[true, 1]"]),
-        ({"properties": {"x": {"type": "null"}, "y": {"type": "null"}}}, ["{}", '{"y":null}', '{"x":null, "y":null}'], ['{"y":null,"x":null}']),
+        (
+            {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "boolean"}]},
+            ["[1, true]"],
+            ["[1]", "[true, 1]"],
+        ),
+        (
+            {"properties": {"x": {"type": "null"}, "y": {"type": "null"}}},
+            ["{}", '{"y":null}', '{"x":null, "y":null}'],
+            ['{"y":null,"x":null}'],
+        ),
         ({}, ["[1, {}]", '"x"'], ["x"]),
     ],
-)  # fmt: skip
+)
 def test_what_fits_a_schema_is_what_the_grammar_allows(
     model: LlamaModel, schema: Any, good: list[str], bad: list[str]
 ) -> None:
@@ -129,7 +137,7 @@ TOOLS = [
     for name, key in (("weather", "city"), ("time", "place"))
 ]
 TEMPLATE = (
-    "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}{{ m.role }}: {{ m.content }}"
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weighbridge.engine.kv_events import BlockLedger
@@ -10,6 +10,7 @@ from weighbridge.engine.kv_events import BlockLedger
 SIZE = 2
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.lists(st.integers(0, 1), max_size=8), st.sampled_from(["", "t"])), max_size=30

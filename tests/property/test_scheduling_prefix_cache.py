@@ -14,6 +14,7 @@ SLOTS = 3
 runs = st.lists(st.integers(0, 2), max_size=8)
 
 
+@settings(deadline=None)
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from(["insert", "remove"]), st.integers(0, 5), runs, st.sampled_from(["a", "b"])),

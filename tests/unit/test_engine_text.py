@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weighbridge.engine.text import StopMatcher, TextStream
@@ -19,6 +19,7 @@ def whole(text: str, stops: list[str]) -> str:
     return text
 
 
+@settings(deadline=None)
 @given(
     text=st.text("abc", max_size=40),
     stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=4),
@@ -34,6 +35,7 @@ def test_fed_by_characters_the_cut_is_the_obvious_one(text: str, stops: list[str
     assert given_out == whole(text, stops)
 
 
+@settings(deadline=None)
 @given(
     pieces=st.lists(st.text("abc", max_size=5), max_size=12),
     stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=4),
@@ -52,6 +54,7 @@ def test_no_part_of_a_stop_string_is_ever_given_out(pieces: list[str], stops: li
     assert given_out + matcher.flush() == seen
 
 
+@settings(deadline=None)
 @given(text=st.text(max_size=30), cuts=st.lists(st.integers(0, 120), max_size=20))
 def test_characters_survive_any_cut(text: str, cuts: list[int]) -> None:
     data = text.encode("utf-8", errors="surrogatepass")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weighbridge.engine.tools import ToolParser
@@ -23,6 +23,7 @@ def parse(pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     return content + parser.flush(), calls
 
 
+@settings(deadline=None)
 @given(cuts=st.lists(st.integers(0, 200), max_size=15))
 def test_two_calls_are_found_wherever_the_text_is_cut(cuts: list[int]) -> None:
     text = f"Let me see. <b>{CALL}\n{OTHER}"

@@ -9,6 +9,7 @@ from weighbridge.core.errors import RequestError
 from weighbridge.engine import fields
 from weighbridge.engine.chat import ChatTemplate, read_messages
 from weighbridge.engine.fields import Body
+from weighbridge.engine.grammar import Grammar
 from weighbridge.engine.model import LlamaModel
 from weighbridge.engine.sampling import SamplingParams
 from weighbridge.engine.structured import read_grammar
@@ -145,9 +146,16 @@ class RequestReader:
             namespace=fields.text(body, "cache_salt"),
             echo=fields.flag(body, "echo") if kind == "completion" else False,
             transfer=transfer,
-            grammar=(tools.grammar() if tools is not None else None) or read_grammar(body),
+            grammar=self._grammar(body, tools),
             tools=tools,
         )
+
+    def _grammar(self, body: Body, tools: Tools | None) -> str | None:
+        """The grammar to keep to; a bad one is refused here, before the request queues."""
+        source = (tools.grammar() if tools is not None else None) or read_grammar(body)
+        if source is not None:
+            Grammar(self.model, source).close()
+        return source
 
     def _checked(self, prompt: list[int]) -> list[int]:
         """A prompt that leaves room for at least one token. An empty one gets the begin mark."""
