@@ -96,6 +96,23 @@ class InstanceDown(_Event, frozen=True, kw_only=True, omit_defaults=True, tag="d
     drain: bool = False
 
 
+class BlocksStored(_Event, frozen=True, kw_only=True, omit_defaults=True, tag="blocks_stored"):
+    """An engine's KV event: it holds these prefix blocks now. Hashes are the router's own, as in `Request`."""
+
+    instance: str
+    generation: int
+    hashes: tuple[int, ...]
+
+
+class BlocksRemoved(_Event, frozen=True, kw_only=True, omit_defaults=True, tag="blocks_removed"):
+    """An engine's KV event: it holds these prefix blocks no more; `all`: it holds none."""
+
+    instance: str
+    generation: int
+    hashes: tuple[int, ...] = ()
+    all: bool = False
+
+
 class ProfileUpdated(_Event, frozen=True, kw_only=True, omit_defaults=True, tag="profile"):
     """Calibration learned new constants. None in all three moves the instance to the next degradation level."""
 
@@ -121,6 +138,8 @@ Event = (
     | InstanceReported
     | InstanceUp
     | InstanceDown
+    | BlocksStored
+    | BlocksRemoved
     | ProfileUpdated
     | Tick
 )

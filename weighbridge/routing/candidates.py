@@ -9,13 +9,25 @@ from weighbridge.core.decision import Candidate, Decision
 from weighbridge.core.request import Request
 from weighbridge.routing.fleet import Fleet, Instance
 from weighbridge.routing.policy import Choice, Option, View
+from weighbridge.routing.prefix_index import match_all
 from weighbridge.routing.room import Room
+
+REFRESH_S = 1.0
 
 
 class Pool:
     """The instances that are up and serve one model, by what they may be asked for."""
 
-    __slots__ = ("base_s", "decode", "decode_room", "entry", "max_context", "room", "seconds_per_token")
+    __slots__ = (
+        "base_s",
+        "decode",
+        "decode_room",
+        "entry",
+        "fresh_until_s",
+        "max_context",
+        "room",
+        "seconds_per_token",
+    )
 
     def __init__(self, model: str, fleet: Fleet, entry_kv: float, decode_kv: float) -> None:
         serving = [i for i in fleet if i.up and _serves(i, model)]
@@ -25,24 +37,31 @@ class Pool:
         contexts = [i.spec.limits.max_context for i in (*self.entry, *self.decode)]
         self.max_context = min((limit for limit in contexts if limit is not None), default=None)
         """The smallest context limit of all, so that most requests need no look at each one."""
-        costs = [i.cost for i in self.entry]
-        known = [cost for cost in costs if cost is not None]
-        complete = len(known) == len(costs)
-        self.seconds_per_token = min((c.prefill_s for c in known), default=0.0) if complete else 0.0
-        """Prefill seconds per token of the fastest instance; 0 where an instance has no profile."""
-        self.base_s = min((c.base_s for c in known), default=0.0) if complete else 0.0
         self.room = Room(self.entry, entry_kv)
         self.decode_room = Room(self.decode, decode_kv)
+        self.seconds_per_token = self.base_s = 0.0
+        """Prefill seconds per token and base of a step on the fastest instance; 0 where one has no profile."""
+        self.fresh_until_s = float("-inf")
+
+    def refresh(self, now_s: float) -> None:
+        """Look at the speeds again: they are corrected by live traffic."""
+        self.fresh_until_s = now_s + REFRESH_S
+        costs = [i.cost for i in self.entry if i.cost is not None]
+        complete = bool(costs) and len(costs) == len(self.entry)
+        self.seconds_per_token = min(c.prefill_s for c in costs) if complete else 0.0
+        self.base_s = min(c.base_s for c in costs) if complete else 0.0
+        self.room.refresh()
 
 
 class Candidates:
     """Pools by model, and one reusable Option per instance."""
 
-    __slots__ = ("_decode_kv", "_entry_kv", "_fleet", "_options", "_pools")
+    __slots__ = ("_decode_kv", "_entry_kv", "_everyone", "_fleet", "_options", "_pools")
 
     def __init__(self, fleet: Fleet, entry_kv: float, decode_kv: float) -> None:
         self._fleet = fleet
         self._entry_kv, self._decode_kv = entry_kv, decode_kv
+        self._everyone = 0
         self._pools: dict[str, Pool] = {}
         self._options: list[Option] = []
 
@@ -54,6 +73,7 @@ class Candidates:
             for i in self._fleet
             if i.up and i.spec.role != "decode" and i.spec.step is not None and i.spec.step.prefill_s > 0
         )
+        self._everyone = (1 << len(self._fleet.instances)) - 1
         for instance in self._fleet:
             if instance.index == len(self._options):
                 self._options.append(Option(instance, cached_tokens=0, prefill_tokens=0, decode_tokens=0))
@@ -88,12 +108,16 @@ class Candidates:
         prompt = request.prompt_tokens
         if leg == "prefill":
             decode_tokens = 0
+        depths = match_all(self._fleet.prefix_holders, hashes, self._everyone) if hashes else {}
         for instance in instances:
             option = self._options[instance.index]
             cached = 0
-            if hashes:
-                # the last prompt token is always computed: its logits give the first output token
-                cached = min(instance.prefix.match(hashes) * request.prefix_block_tokens, prompt - 1)
+            if depths:
+                # engines reuse whole blocks of their own size, and always compute the last prompt token: its logits
+                # give the first output token
+                size = instance.spec.limits.block_size
+                cached = depths.get(instance.index, 0) * request.prefix_block_tokens
+                cached = min(cached - cached % size, prompt - 1)
             option.cached_tokens = cached
             option.prefill_tokens = 0 if leg == "decode" else prompt - cached
             option.decode_tokens = decode_tokens

@@ -31,6 +31,7 @@ class Charge:
         "dispatched_s",
         "expected_output_tokens",
         "first_token_s",
+        "found_no_queue",
         "generation",
         "group",
         "instance",
@@ -62,6 +63,8 @@ class Charge:
         self.dispatched_s = now_s
         self.first_token_s: float | None = None
         self.group: Group | None = None
+        self.found_no_queue = not instance.prefilling
+        """Whether no prompt was ahead of this one when it was sent."""
 
     @property
     def live(self) -> bool:
@@ -106,6 +109,7 @@ class Instance:
         "last_first_token_s",
         "name",
         "prefill_tokens",
+        "prefilled_tokens",
         "prefilling",
         "prefix",
         "prompt_tokens",
@@ -116,8 +120,9 @@ class Instance:
         "up",
     )
 
-    def __init__(self, spec: InstanceSpec, generation: int, index: int) -> None:
+    def __init__(self, spec: InstanceSpec, generation: int, index: int, holders: dict[int, int] | None = None) -> None:
         self.name = spec.name
+        self.prefix = PrefixIndex(0, holders, index)
         self.index = index
         self.charges: dict[str, Charge] = {}
         self.prefilling: dict[str, Charge] = {}
@@ -133,6 +138,8 @@ class Instance:
         """By tier, all requests here that decode or will: those of a prefill leg are not among them."""
         self.prefill_tokens = 0
         """Prompt tokens sent and not yet computed: no first token seen, cached ones not counted."""
+        self.prefilled_tokens = 0
+        """Uncached prompt tokens computed in this life."""
         self.decode_tokens = 0
         """Output tokens still expected from what runs here."""
         self.kv_tokens = 0
@@ -148,7 +155,9 @@ class Instance:
         self.report_s = float("-inf")
         self.sent_since_report_tokens = 0
         """Uncached prompt tokens sent since the last report."""
-        self.prefix = PrefixIndex(_index_blocks(spec))
+        self.prefix.clear()
+        self.prefix.precise = False
+        self.prefix.capacity_blocks = _index_blocks(spec)
         self.cost: Cost | None = cost_of(spec)
         """What its work costs; None without a profile."""
 
@@ -168,6 +177,25 @@ def _index_blocks(spec: InstanceSpec) -> int:
         return 0
     capacity = spec.limits.kv_tokens
     return DEFAULT_INDEX_BLOCKS if capacity is None else max(capacity // 16, 1)
+
+
+class PrefixCredit:
+    """Prompt tokens that were credited as cached when routed, against those the engines then found in their caches."""
+
+    __slots__ = ("credited_tokens", "found_tokens", "missed_tokens", "prompt_tokens", "requests")
+
+    def __init__(self) -> None:
+        self.requests = self.prompt_tokens = self.credited_tokens = self.found_tokens = 0
+        self.missed_tokens = 0
+        """Credited but not found: stale entries, or blocks still being computed."""
+
+    def observe(self, prompt_tokens: int, credited_tokens: int, found_tokens: int) -> None:
+        """A request ended and its engine told how much of the prompt it had."""
+        self.requests += 1
+        self.prompt_tokens += prompt_tokens
+        self.credited_tokens += credited_tokens
+        self.found_tokens += found_tokens
+        self.missed_tokens += max(credited_tokens - found_tokens, 0)
 
 
 class Offered:
@@ -202,6 +230,9 @@ class Fleet:
         self.charges: dict[str, Charge] = {}
         self.sources: dict[str, Charge] = {}
         self.offered = Offered()
+        self.prefix_holders: dict[int, int] = {}
+        """Block hash to the instances that hold it, as bits by index."""
+        self.prefix_credit = PrefixCredit()
 
     def __iter__(self) -> Iterator[Instance]:
         return iter(self.instances.values())
@@ -210,7 +241,8 @@ class Fleet:
         """An instance joined, came back or changed. The same generation keeps its charges; a newer one forgets them."""
         instance = self.instances.get(spec.name)
         if instance is None:
-            instance = self.instances[spec.name] = Instance(spec, generation, len(self.instances))
+            instance = Instance(spec, generation, len(self.instances), self.prefix_holders)
+            self.instances[spec.name] = instance
         elif generation == instance.generation:
             instance.spec, instance.up, instance.draining = spec, True, False
             instance.cost = cost_of(spec)
@@ -297,6 +329,7 @@ class Fleet:
         if charge.live:
             instance = charge.instance
             instance.prefill_tokens -= charge.prefill_left
+            instance.prefilled_tokens += charge.prefill_left
             instance.prefilling.pop(charge.request.id, None)
             instance.last_first_token_s = now_s
         charge.prefill_left = 0

@@ -1,52 +1,128 @@
-"""Which leading blocks an instance's KV cache probably holds, learned from what was sent there."""
+"""Which leading blocks each instance's KV cache holds: one table for the fleet, one order of use per instance.
+
+Block hashes are chained (hash i covers blocks 0..i, model and tenant included), so a block's hash names its whole
+prefix and a flat table finds what a radix tree would, without nodes to split or merge. The table maps a hash to the
+set of instances that hold it, as bits; one walk over a prompt's hashes gives the match length on every instance.
+
+An instance's entries come from two sources.
+- *Approximate*, the default: what was dispatched there, least recently used forgotten first beyond the engine's own
+  capacity. Entries may be stale, which costs a wrong estimate and nothing else.
+- *Precise*, from its first KV event on: what the engine says it stored and removed. Dispatches then only add a short
+  list of blocks that are expected soon, so that a burst with a common prefix is seen before the engine reports it.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+PENDING_BLOCKS = 4_096
+"""Blocks that a precise index expects but has not been told of."""
 
 
 class PrefixIndex:
-    """Approximate content of one instance's prefix cache: block hashes in least-recently-used order.
+    """Content of one instance's prefix cache. `holders` is the fleet's table and `bit` this instance's place in it."""
 
-    Hashes are chained (hash i covers blocks 0..i), so a set is enough and the first miss ends a match. The index
-    holds at most `capacity_blocks` and forgets the least recently used first, as an LRU cache would; entries may be
-    stale where the engine evicts otherwise, which costs a wrong estimate and nothing else.
-    """
+    __slots__ = ("_bit", "_blocks", "_holders", "_pending", "capacity_blocks", "precise")
 
-    __slots__ = ("_blocks", "capacity_blocks")
-
-    def __init__(self, capacity_blocks: int) -> None:
+    def __init__(self, capacity_blocks: int, holders: dict[int, int] | None = None, bit: int = 0) -> None:
         self.capacity_blocks = max(capacity_blocks, 0)
+        self.precise = False
+        self._holders = {} if holders is None else holders
+        self._bit = 1 << bit
         self._blocks: OrderedDict[int, None] = OrderedDict()
+        self._pending: OrderedDict[int, None] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self._blocks) + len(self._pending)
 
     def match(self, hashes: Sequence[int]) -> int:
         """Number of leading blocks that are present. O(matched blocks); changes nothing."""
-        blocks = self._blocks
+        holders, bit = self._holders, self._bit
         count = 0
         for block in hashes:
-            if block not in blocks:
+            if not holders.get(block, 0) & bit:
                 break
             count += 1
         return count
 
     def insert(self, hashes: Sequence[int]) -> None:
-        """Note that the instance has just computed or used these blocks.
+        """Note that the instance is about to compute or use these blocks.
 
         Touched from the last to the first, so that under pressure the tail of a chain goes before its head.
         """
-        blocks = self._blocks
+        if self.precise:
+            known = self._blocks
+            self._add(self._pending, [h for h in hashes if h not in known], PENDING_BLOCKS)
+        else:
+            self._add(self._blocks, hashes, self.capacity_blocks)
+
+    def stored(self, hashes: Sequence[int]) -> None:
+        """The engine says that it holds these blocks now."""
+        if not self.precise:
+            self.clear()
+            self.precise = True
+        for block in hashes:
+            self._pending.pop(block, None)
+        self._add(self._blocks, hashes, self.capacity_blocks + self.capacity_blocks // 4)
+
+    def removed(self, hashes: Iterable[int]) -> None:
+        """The engine says that it holds these blocks no more."""
+        for block in hashes:
+            known = self._blocks.pop(block, 0) is None
+            expected = self._pending.pop(block, 0) is None
+            if known or expected:
+                self._forget(block)
+
+    def clear(self) -> None:
+        """Forget everything: the instance restarted, or said that it cleared its cache."""
+        for blocks in (self._blocks, self._pending):
+            for block in blocks:
+                self._forget(block)
+            blocks.clear()
+
+    def _add(self, blocks: OrderedDict[int, None], hashes: Sequence[int], most: int) -> None:
+        holders, bit = self._holders, self._bit
         for block in reversed(hashes):
             if block in blocks:
                 blocks.move_to_end(block)
             else:
                 blocks[block] = None
-        while len(blocks) > self.capacity_blocks:
-            blocks.popitem(last=False)
+                holders[block] = holders.get(block, 0) | bit
+        while len(blocks) > most:
+            self._forget(blocks.popitem(last=False)[0])
 
-    def clear(self) -> None:
-        """Forget everything: the instance restarted."""
-        self._blocks.clear()
+    def _forget(self, block: int) -> None:
+        left = self._holders.get(block, 0) & ~self._bit
+        if left:
+            self._holders[block] = left
+        else:
+            self._holders.pop(block, None)
+
+
+def match_all(holders: dict[int, int], hashes: Sequence[int], everyone: int) -> dict[int, int]:
+    """Matched leading blocks by instance place, for those in the bit set `everyone` that match at all.
+
+    One walk: O(prefix blocks + instances that match).
+    """
+    depths: dict[int, int] = {}
+    depth, left = 0, everyone
+    for block in hashes:
+        still = holders.get(block, 0) & left
+        if still != left:
+            if depth:
+                _note(depths, left & ~still, depth)
+            left = still
+            if not left:
+                return depths
+        depth += 1
+    if depth:
+        _note(depths, left, depth)
+    return depths
+
+
+def _note(depths: dict[int, int], places: int, depth: int) -> None:
+    while places:
+        low = places & -places
+        depths[low.bit_length() - 1] = depth
+        places ^= low

@@ -18,22 +18,29 @@ SHORTLIST = 16
 class Room:
     """Limits of the instances of a pool, worked out once per change of the fleet."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_instances", "_rows", "_share")
 
     def __init__(self, instances: Iterable[Instance], share: float) -> None:
         """`share` of its KV may be filled on each instance."""
-        instances = list(instances)
+        self._instances = list(instances)
+        self._share = share
+        self._rows: list[tuple[Instance, float, float, float]] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Work the limits out from the speeds known now."""
+        instances = self._instances
         speeds = [i.cost.prefill_s for i in instances if i.cost is not None and i.cost.prefill_s > 0]
         fastest = min(speeds) if len(speeds) == len(instances) and speeds else 0.0
         infinity = float("inf")
-        self._rows: list[tuple[Instance, float, float, float]] = []
+        self._rows = []
         for instance in instances:
             limits = instance.spec.limits
             budget = float(limits.token_budget or DEFAULT_BUDGET)
             if fastest and instance.cost is not None:
                 budget *= fastest / instance.cost.prefill_s
             most = infinity if limits.max_sequences is None else float(limits.max_sequences)
-            capacity = infinity if limits.kv_tokens is None else share * limits.kv_tokens
+            capacity = infinity if limits.kv_tokens is None else self._share * limits.kv_tokens
             self._rows.append((instance, budget, most, capacity))
 
     def fitting(self, prompt_tokens: int) -> list[Instance]:

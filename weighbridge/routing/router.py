@@ -14,6 +14,8 @@ import msgspec
 
 from weighbridge.core.actions import Abort, Action, Hold, Reject
 from weighbridge.core.events import (
+    BlocksRemoved,
+    BlocksStored,
     Event,
     FirstToken,
     InstanceDown,
@@ -31,6 +33,7 @@ from weighbridge.core.events import (
 )
 from weighbridge.core.request import DEFAULT_TIERS, Request, Tier
 from weighbridge.routing.candidates import Pool
+from weighbridge.routing.correction import Correction
 from weighbridge.routing.cost import cost_of
 from weighbridge.routing.fleet import Fleet, Instance
 from weighbridge.routing.hold import HoldQueue
@@ -64,6 +67,7 @@ class Router:
         self._default_tier = self.tiers.get("standard") or (
             self.settings.tiers[0] if self.settings.tiers else DEFAULT_TIERS[1]
         )
+        self._correction = Correction()
         self._live: dict[str, Live] = {}
         self._held: dict[str, HoldQueue] = {}
         self._handing_off: dict[str, HoldQueue] = {}
@@ -79,6 +83,8 @@ class Router:
             InstanceReported: self._reported,
             InstanceUp: self._up,
             InstanceDown: self._down,
+            BlocksStored: self._blocks_stored,
+            BlocksRemoved: self._blocks_removed,
             ProfileUpdated: self._profile,
             Tick: self._tick,
         }
@@ -155,6 +161,9 @@ class Router:
         live = self._live.get(event.request_id)
         if live is None:
             return []
+        charge = self.fleet.charges.get(event.request_id)
+        if charge is not None and self.settings.correct and charge.live and charge.prefill_left:
+            self._correction.first_token(charge, charge.prefill_left, now_s)
         self.fleet.first_token(event.request_id, now_s, self._remaining(live, 1))
         return self._pump(now_s) if self.holds else []
 
@@ -162,6 +171,10 @@ class Router:
         live = self._live.get(event.request_id)
         if live is not None:
             self.fleet.progress(event.request_id, event.output_tokens, self._remaining(live, event.output_tokens))
+            if self.settings.correct:
+                charge = self.fleet.charges.get(event.request_id)
+                if charge is not None and charge.live:
+                    self._correction.progressed(charge, now_s)
         return []
 
     def _remaining(self, live: Live, generated: int) -> int:
@@ -172,6 +185,9 @@ class Router:
         live = self._live.get(event.request_id)
         if live is None or event.request_id not in self.fleet.charges:
             return []
+        charge = self.fleet.charges[event.request_id]
+        if self.settings.correct and charge.live and charge.prefill_left:
+            self._correction.first_token(charge, charge.prefill_left, now_s)
         self.fleet.prefilled(event.request_id, now_s)
         if live.request.id in self.fleet.sources:
             return self._pump(now_s) if self.holds else []
@@ -198,6 +214,9 @@ class Router:
         live = self._live.get(event.request_id)
         if live is not None:
             self._placing.lengths.observe(live.request, event.output_tokens)
+            charge = self.fleet.sources.get(event.request_id) or self.fleet.charges.get(event.request_id)
+            if event.cached_tokens is not None and charge is not None:
+                self.fleet.prefix_credit.observe(live.request.prompt_tokens, charge.cached_tokens, event.cached_tokens)
         return self._ended(event.request_id, now_s)
 
     def _cancelled(self, event: RequestCancelled, now_s: float) -> list[Action]:
@@ -260,6 +279,8 @@ class Router:
         if not pool.entry:
             actions.extend(self._reject(live, 503, "no_instance", 1.0) for live in queue)
             return
+        if now_s > pool.fresh_until_s:
+            pool.refresh(now_s)
         sacrifice(queue, pool.entry, now_s)
         declined: set[str] = set()
         while queue and len(declined) < GATE_TRIES:
@@ -317,6 +338,7 @@ class Router:
 
     def _up(self, event: InstanceUp, now_s: float) -> list[Action]:
         self.fleet.up(event.spec, event.generation)
+        self._correction.forget(event.spec.name)
         self._placing.candidates.fleet_changed()
         return self._pump(now_s) if self.holds else []
 
@@ -341,6 +363,21 @@ class Router:
         source = self.fleet.sources.get(request_id)
         return source is not None and source.prefill_left > 0
 
+    def _blocks_stored(self, event: BlocksStored, now_s: float) -> list[Action]:
+        instance = self.fleet.instances.get(event.instance)
+        if instance is not None and instance.generation == event.generation:
+            instance.prefix.stored(event.hashes)
+        return []
+
+    def _blocks_removed(self, event: BlocksRemoved, now_s: float) -> list[Action]:
+        instance = self.fleet.instances.get(event.instance)
+        if instance is not None and instance.generation == event.generation:
+            if event.all:
+                instance.prefix.clear()
+            else:
+                instance.prefix.removed(event.hashes)
+        return []
+
     def _profile(self, event: ProfileUpdated, now_s: float) -> list[Action]:
         instance = self.fleet.instances.get(event.instance)
         if instance is not None:
@@ -348,6 +385,7 @@ class Router:
                 instance.spec, rates=event.rates, step=event.step, error=event.error
             )
             instance.cost = cost_of(instance.spec)
+            self._correction.forget(instance.name)
             self._placing.candidates.fleet_changed()
         return []
 

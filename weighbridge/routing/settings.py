@@ -30,6 +30,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     length_estimate: Literal["auto", "median", "mean", "full_budget", "new_token_ratio", "given"] = "auto"
     length_noise: float = 0.0
     """Injected error of the length estimate, for experiments: 1.5 is wrong by a factor of 2.5 at one sigma."""
+    correct: bool = True
+    """Correct profiles by what running requests show of step and prefill times."""
     room_kv: float = 0.8
     """Share of an instance's KV that held requests may fill, their prompts and a margin included."""
     decode_kv: float = 0.95
