@@ -8,9 +8,10 @@ import pytest
 from weighbridge.core.instance import InstanceSpec, Limits, StepTerms
 from weighbridge.core.request import Request, Tier
 from weighbridge.routing.cost import cost_of
-from weighbridge.routing.fleet import Fleet, Instance, Offered
+from weighbridge.routing.fleet import Fleet, Instance
 from weighbridge.routing.forecast import Forecast, chance, forecast, tpot_bound
 from weighbridge.routing.policy import Option, View
+from weighbridge.routing.sums import Offered
 
 STEP = StepTerms(base_s=0.01, prefill_s=1e-4, sequence_s=1e-4, kv_s=1e-7)
 CHAT = Tier(name="chat", priority=0, ttft_s=0.5, tpot_s=0.04)

@@ -32,7 +32,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Tier(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """An SLO class. Lower `priority` is served first (vLLM's meaning). A bound of None is not checked."""
+    """An SLO class. Lower `priority` is served first (vLLM's meaning). A bound of None is not checked.
+
+    `max_wait_s`: a request held for longer is served before more urgent tiers, one in four, so that no tier starves.
+    `max_held_tokens`, `max_running_tokens`: bounds on the prompt and expected output tokens of the tier that wait in
+    the router, and that run.
+    """
 
     name: str
     priority: int
@@ -41,6 +46,9 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     e2e_s: float | None = None
     may_preempt: bool = False
     sheddable: bool = True
+    max_wait_s: float | None = None
+    max_held_tokens: int | None = None
+    max_running_tokens: int | None = None
 
 
 DEFAULT_TIERS: tuple[Tier, ...] = (

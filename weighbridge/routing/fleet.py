@@ -10,16 +10,15 @@ until the decode instance has it (seen as the first token) or the request ends.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from weighbridge.core.instance import InstanceSpec, LoadReport
 from weighbridge.core.request import Request, Tier
 from weighbridge.routing.cost import Cost, cost_of
 from weighbridge.routing.prefix_index import PrefixIndex
+from weighbridge.routing.sums import Group, Offered, PrefixCredit
 
 DEFAULT_INDEX_BLOCKS = 65_536
-OFFERED_MEMORY_S = 5.0
 
 
 class Charge:
@@ -37,7 +36,9 @@ class Charge:
         "instance",
         "kv_tokens",
         "output_tokens",
+        "pausable",
         "prefill_left",
+        "priority",
         "request",
     )
 
@@ -63,6 +64,10 @@ class Charge:
         self.dispatched_s = now_s
         self.first_token_s: float | None = None
         self.group: Group | None = None
+        self.priority = 0
+        """Of its tier; lower is more urgent."""
+        self.pausable = True
+        """Whether it has not been preempted yet; once is enough for any request."""
         self.found_no_queue = not instance.prefilling
         """Whether no prompt was ahead of this one when it was sent."""
 
@@ -70,25 +75,6 @@ class Charge:
     def live(self) -> bool:
         """Whether the instance still is the one that was charged."""
         return self.generation == self.instance.generation
-
-
-class Group:
-    """Sums over the requests of one tier on one instance: enough to forecast their mean TPOT in O(1).
-
-    Times are integer microseconds, so that the sums return to exactly zero.
-    """
-
-    __slots__ = ("count", "decoding", "e2e_s", "first_us", "generated", "remaining", "tpot_s")
-
-    def __init__(self, tier: Tier | None) -> None:
-        self.tpot_s = None if tier is None else tier.tpot_s
-        self.e2e_s = None if tier is None else tier.e2e_s
-        self.count = 0
-        self.decoding = 0
-        self.generated = 0
-        self.remaining = 0
-        self.first_us = 0
-        """Sum of the first-token times of those that decode."""
 
 
 class Instance:
@@ -179,49 +165,6 @@ def _index_blocks(spec: InstanceSpec) -> int:
     return DEFAULT_INDEX_BLOCKS if capacity is None else max(capacity // 16, 1)
 
 
-class PrefixCredit:
-    """Prompt tokens that were credited as cached when routed, against those the engines then found in their caches."""
-
-    __slots__ = ("credited_tokens", "found_tokens", "missed_tokens", "prompt_tokens", "requests")
-
-    def __init__(self) -> None:
-        self.requests = self.prompt_tokens = self.credited_tokens = self.found_tokens = 0
-        self.missed_tokens = 0
-        """Credited but not found: stale entries, or blocks still being computed."""
-
-    def observe(self, prompt_tokens: int, credited_tokens: int, found_tokens: int) -> None:
-        """A request ended and its engine told how much of the prompt it had."""
-        self.requests += 1
-        self.prompt_tokens += prompt_tokens
-        self.credited_tokens += credited_tokens
-        self.found_tokens += found_tokens
-        self.missed_tokens += max(credited_tokens - found_tokens, 0)
-
-
-class Offered:
-    """Prompt tokens offered per second, averaged over the last seconds, against what the fleet can prefill."""
-
-    __slots__ = ("_sum", "_time_s", "capacity_tokens_per_s")
-
-    def __init__(self) -> None:
-        self._sum = 0.0
-        self._time_s = 0.0
-        self.capacity_tokens_per_s = 0.0
-        """Prefill tokens per second of all instances that prefill; 0 while unknown."""
-
-    def add(self, tokens: int, now_s: float) -> None:
-        """A request with `tokens` prompt tokens arrived."""
-        self._sum = self._sum * math.exp((self._time_s - now_s) / OFFERED_MEMORY_S) + tokens
-        self._time_s = now_s
-
-    def share(self, now_s: float) -> float:
-        """Share of the fleet's prefill capacity that the offered prompts take."""
-        if self.capacity_tokens_per_s <= 0.0:
-            return 0.0
-        rate = self._sum * math.exp((self._time_s - now_s) / OFFERED_MEMORY_S) / OFFERED_MEMORY_S
-        return rate / self.capacity_tokens_per_s
-
-
 class Fleet:
     """All instances and every running request. Only the Router mutates it; policies read it."""
 
@@ -283,6 +226,8 @@ class Fleet:
             expected_output_tokens=expected_output_tokens,
             now_s=now_s,
         )
+        if tier is not None:
+            charge.priority = tier.priority
         self.charges[request.id] = charge
         self._book(charge, now_s, tier)
         return charge

@@ -17,12 +17,28 @@ HANDING_OFF: Stage = "handing_off"
 class Live:
     """`deadline_s` is when the first token is due (infinity: no bound); `due_s` orders the queue, always finite."""
 
-    __slots__ = ("attempts", "bound_s", "deadline_s", "due_s", "expected_output_tokens", "failed_on", "held_s",
-                 "late", "length_scale", "lengths", "request", "sacrificed", "stage", "tier")  # fmt: skip
+    __slots__ = (
+        "attempts",
+        "bound_s",
+        "cost_tokens",
+        "deadline_s",
+        "due_s",
+        "expected_output_tokens",
+        "failed_on",
+        "held_s",
+        "late",
+        "length_scale",
+        "lengths",
+        "max_tokens",
+        "prefill_tokens",
+        "request",
+        "sacrificed",
+        "stage",
+        "tier",
+    )
 
     def __init__(self, request: Request, tier: Tier, default_ttft_s: float) -> None:
         self.request = request
-        self.tier = tier
         self.attempts = 0
         self.failed_on: frozenset[str] = frozenset()
         self.stage: Stage = RUNNING
@@ -31,10 +47,21 @@ class Live:
         self.lengths: LengthTable | None = None
         """What the output length is estimated from."""
         self.length_scale = 1.0
+        self.prefill_tokens = request.prompt_tokens
+        """Prompt tokens that the instance with the longest cached prefix would have to compute."""
+        self.cost_tokens = request.prompt_tokens
+        """Prompt and expected output tokens, as admission counts them."""
+        self.max_tokens: int | None = None
+        """A lower output budget, where the router clipped it."""
         self.late = False
         """Can no longer make its deadline; set by the queue."""
         self.sacrificed = False
         """Chosen to miss its deadline so that more others keep theirs; such a request is served after them."""
+        self.defer(tier, default_ttft_s)
+
+    def defer(self, tier: Tier, default_ttft_s: float) -> None:
+        """Take the bounds of `tier`."""
+        self.tier = tier
         self.bound_s = default_ttft_s if tier.ttft_s is None else tier.ttft_s
-        self.due_s = request.arrival_s + self.bound_s
+        self.due_s = self.request.arrival_s + self.bound_s
         self.deadline_s = math.inf if tier.ttft_s is None else self.due_s

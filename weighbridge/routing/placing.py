@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from weighbridge.core.actions import Dispatch, Leg
+from weighbridge.core.request import Tier
 from weighbridge.routing.candidates import Candidates, Pool, decision
 from weighbridge.routing.fleet import Fleet, Instance
 from weighbridge.routing.lengths import Lengths
@@ -22,6 +24,7 @@ class Placing:
         self.fleet = fleet
         self.policy = policy
         self.rng = rng
+        self._preempting = min((t.priority for t in settings.tiers if t.may_preempt), default=10**9)
         self.candidates = Candidates(fleet, settings.room_kv, settings.decode_kv)
         estimate = settings.length_estimate
         self.lengths = Lengths(
@@ -29,8 +32,14 @@ class Placing:
             noise=settings.length_noise,
             seed=settings.seed,
         )
+        self.on_start: Callable[[Live], None] = lambda live: None
+        """Told of every attempt that is sent."""
         self.shortlists = getattr(policy, "shortlist", False)
         self.holds = settings.dispatch == "hold" or (settings.dispatch == "auto" and getattr(policy, "holds", False))
+
+    def yields(self, tier: Tier) -> bool:
+        """Whether room is kept for more urgent tiers: some may preempt, and some engine cannot be made to."""
+        return tier.priority > self._preempting
 
     def start(
         self, live: Live, pool: Pool, instances: list[Instance], now_s: float, *, may_hold: bool
@@ -43,6 +52,7 @@ class Placing:
         option = view.options[choice.index]
         chosen = option.instance
         live.attempts += 1
+        self.on_start(live)
         if chosen.spec.role == "prefill":
             if self._binds_early(chosen):
                 return self._send_both(live, pool, view, choice, now_s)
@@ -143,7 +153,13 @@ class Placing:
                 length_estimate=self.lengths.name,
                 failed_on=live.failed_on,
             )
+        priority = None
+        if chosen.spec.takes_priority:
+            # within a tier the earliest deadline first; both fit a 64-bit integer
+            priority = live.tier.priority * 10**13 + round(live.due_s * 1000)
         return Dispatch(
+            max_tokens=live.max_tokens,
+            priority=priority,
             request_id=live.request.id,
             instance=chosen.name,
             attempt=live.attempts,

@@ -43,17 +43,18 @@ class Room:
             capacity = infinity if limits.kv_tokens is None else self._share * limits.kv_tokens
             self._rows.append((instance, budget, most, capacity))
 
-    def fitting(self, prompt_tokens: int) -> list[Instance]:
+    def fitting(self, prompt_tokens: int, part: float = 1.0) -> list[Instance]:
         """Instances that owe less prompt than one step's budget, scaled by speed so that a slow one gets a shorter
-        queue, and whose KV share holds this prompt and a margin. An instance that runs nothing takes anything."""
+        queue, and whose KV share holds this prompt and a margin. An instance that runs nothing takes anything.
+        `part` of the limits applies."""
         need = prompt_tokens + GROWTH_TOKENS
         found = []
         for instance, budget, most, capacity in self._rows:
             owed = instance.prefill_tokens
-            if owed and owed >= budget:
+            if owed and owed >= budget * part:
                 continue
             running = len(instance.charges)
-            if running and (running >= most or instance.kv_tokens + need > capacity):
+            if running and (running >= most * part or instance.kv_tokens + need > capacity * part):
                 continue
             found.append(instance)
         return found

@@ -32,24 +32,17 @@ from weighbridge.core.events import (
     TokensProgressed,
 )
 from weighbridge.core.request import DEFAULT_TIERS, Request, Tier
-from weighbridge.routing.candidates import Pool
+from weighbridge.routing.admission import Admission
 from weighbridge.routing.correction import Correction
 from weighbridge.routing.cost import cost_of
 from weighbridge.routing.fleet import Fleet, Instance
-from weighbridge.routing.hold import HoldQueue
 from weighbridge.routing.live import HANDING_OFF, HELD, RUNNING, Live
 from weighbridge.routing.outlook import Outlook, outlook
 from weighbridge.routing.placing import Placing
 from weighbridge.routing.policies.registry import make_policy
 from weighbridge.routing.policy import Policy
-from weighbridge.routing.sacrifice import sacrifice
+from weighbridge.routing.pump import Pump
 from weighbridge.routing.settings import RouterSettings
-
-GATE_TRIES = 3
-"""Requests offered to the policy per pass before the pass ends with everyone waiting."""
-
-RETRY_S = 0.01
-"""After a pass in which a policy made someone wait, the queue is left alone for this long."""
 
 __all__ = ["Router", "RouterSettings"]
 
@@ -69,8 +62,9 @@ class Router:
         )
         self._correction = Correction()
         self._live: dict[str, Live] = {}
-        self._held: dict[str, HoldQueue] = {}
-        self._handing_off: dict[str, HoldQueue] = {}
+        self.admission = Admission(self.settings)
+        self._placing.on_start = self._started
+        self._pump = Pump(self.settings, self._placing, self.admission, self._reject)
         self._handlers: dict[type, Callable[[Any, float], list[Action]]] = {
             RequestArrived: self._arrived,
             RequestDispatched: _nothing,
@@ -111,17 +105,17 @@ class Router:
         """What `request.model`'s pool would cost this request in time; asking changes nothing."""
         tier = self.tiers.get(request.tier, self._default_tier)
         pool = self._placing.candidates.pool(request.model)
-        return outlook(pool, self.fleet, self._held.get(request.model), request, tier, now_s)
+        return outlook(pool, self.fleet, self._pump.held(request.model), request, tier, now_s)
 
     @property
     def held_requests(self) -> int:
         """Requests that wait here: for a first instance, or between their legs for a decode instance."""
-        return sum(map(len, self._held.values())) + sum(map(len, self._handing_off.values()))
+        return len(self._pump)
 
     @property
     def wants_tick(self) -> bool:
         """Whether the driver must send `Tick` every 50 ms: something waits here."""
-        return any(self._held.values()) or any(self._handing_off.values())
+        return bool(self._pump)
 
     # ---- requests
 
@@ -136,6 +130,13 @@ class Router:
         live.lengths = lengths.table(request)
         live.length_scale = lengths.draw_scale()
         live.expected_output_tokens = lengths.expected(request, live.lengths, 0, live.length_scale)
+        live.cost_tokens = request.prompt_tokens + live.expected_output_tokens
+        refusal = self.admission.enter(live, now_s)
+        if refusal is not None:
+            del self._live[request.id]
+            self.admission.count(tier.name, refusal.reason)
+            wait_s = refusal.retry_after_s or self._pump.drain_s(request)
+            return [Reject(request_id=request.id, status=refusal.status, reason=refusal.reason, retry_after_s=wait_s)]
         return self._enter(live, now_s)
 
     def _enter(self, live: Live, now_s: float) -> list[Action]:
@@ -147,12 +148,7 @@ class Router:
         if not self.holds:
             sent = self._placing.start(live, pool, usable, now_s, may_hold=False)
             return [sent] if sent else []
-        live.stage, live.held_s = HELD, now_s
-        queue = self._held.get(live.request.model)
-        if queue is None:
-            queue = self._held[live.request.model] = HoldQueue()
-        queue.push(live)
-        actions = self._pump(now_s)
+        actions = [*self._pump.hold(live, now_s), *self._pump.run(now_s)]
         if live.stage == HELD and live.request.id in self._live:
             actions.insert(0, Hold(request_id=live.request.id))
         return actions
@@ -165,7 +161,7 @@ class Router:
         if charge is not None and self.settings.correct and charge.live and charge.prefill_left:
             self._correction.first_token(charge, charge.prefill_left, now_s)
         self.fleet.first_token(event.request_id, now_s, self._remaining(live, 1))
-        return self._pump(now_s) if self.holds else []
+        return self._moved(now_s)
 
     def _progressed(self, event: TokensProgressed, now_s: float) -> list[Action]:
         live = self._live.get(event.request_id)
@@ -190,22 +186,17 @@ class Router:
             self._correction.first_token(charge, charge.prefill_left, now_s)
         self.fleet.prefilled(event.request_id, now_s)
         if live.request.id in self.fleet.sources:
-            return self._pump(now_s) if self.holds else []
+            return self._moved(now_s)
         self.fleet.hand_off(event.request_id)
         pool = self._placing.candidates.pool(live.request.model)
         usable = self._placing.candidates.usable(live.request, pool, pool.decode, live.failed_on)
         if not usable:
-            self.fleet.release(live.request.id)
             return [self._reject(live, 503, "no_instance", 1.0)]
         if not self.holds:
             sent = self._placing.start_decode(live, usable, now_s, may_hold=False)
             return [sent] if sent else []
-        live.stage = HANDING_OFF
-        queue = self._handing_off.get(live.request.model)
-        if queue is None:
-            queue = self._handing_off[live.request.model] = HoldQueue()
-        queue.push(live)
-        actions = self._pump(now_s)
+        self._pump.hand_off(live, now_s)
+        actions = self._pump.run(now_s)
         if live.stage == HANDING_OFF and live.request.id in self._live:
             actions.insert(0, Hold(request_id=live.request.id))
         return actions
@@ -224,108 +215,51 @@ class Router:
 
     def _ended(self, request_id: str, now_s: float) -> list[Action]:
         self._forget(request_id)
-        return self._pump(now_s) if self.holds else []
+        return self._moved(now_s)
 
     def _failed(self, event: RequestFailed, now_s: float) -> list[Action]:
         live = self._live.get(event.request_id)
         if live is None:
             return []
-        self.fleet.release(event.request_id)
-        self._unqueue(live)
+        self._stop(live)
         live.failed_on |= {event.instance}
         if not event.retriable:
             return self._ended(event.request_id, now_s)
         if live.attempts >= self.settings.max_attempts:
-            return [self._reject(live, 502, "attempts_exhausted", None), *self._after_end(now_s)]
+            return [self._reject(live, 502, "attempts_exhausted", None), *self._moved(now_s)]
         return self._enter(live, now_s)
 
-    def _reject(self, live: Live, status: int, reason: str, retry_after_s: float | None) -> Reject:
+    def _reject(self, live: Live, status: int, reason: str, retry_after_s: float | None = None) -> Reject:
+        self.admission.count(live.tier.name, reason)
         self._forget(live.request.id)
         return Reject(request_id=live.request.id, status=status, reason=reason, retry_after_s=retry_after_s)
 
-    def _after_end(self, now_s: float) -> list[Action]:
-        return self._pump(now_s) if self.holds else []
+    def _started(self, live: Live) -> None:
+        self.admission.run(live)
+        self.admission.served(live, live.request.prompt_tokens, live.expected_output_tokens)
+
+    def _stop(self, live: Live) -> None:
+        """End whatever a request has here: its place in a queue, or its charges."""
+        if live.stage != RUNNING:
+            self._pump.drop(live)
+        charge = self.fleet.release(live.request.id)
+        if charge is not None:
+            # what was served beyond or below the expectation is settled now
+            self.admission.served(live, 0, charge.output_tokens - live.expected_output_tokens)
+            self.admission.run(live, -1)
 
     def _forget(self, request_id: str) -> None:
-        self.fleet.release(request_id)
         live = self._live.pop(request_id, None)
         if live is not None:
-            self._unqueue(live)
-
-    def _unqueue(self, live: Live) -> None:
-        if live.stage == HELD:
-            self._held[live.request.model].remove(live.request.id)
-        elif live.stage == HANDING_OFF:
-            self._handing_off[live.request.model].remove(live.request.id)
-        live.stage = RUNNING
-
-    # ---- the queue
+            self._stop(live)
+            self.admission.leave(live)
 
     def _tick(self, event: Tick, now_s: float) -> list[Action]:
-        return self._pump(now_s) if self.holds else []
+        return self._moved(now_s)
 
-    def _pump(self, now_s: float) -> list[Action]:
-        """Send what can be sent now."""
-        actions: list[Action] = []
-        for model, queue in self._handing_off.items():
-            if queue and queue.quiet_until_s <= now_s:
-                self._pump_decode(self._placing.candidates.pool(model), queue, now_s, actions)
-        for model, queue in self._held.items():
-            if queue and queue.quiet_until_s <= now_s:
-                self._pump_entry(self._placing.candidates.pool(model), queue, now_s, actions)
-        return actions
-
-    def _pump_entry(self, pool: Pool, queue: HoldQueue, now_s: float, actions: list[Action]) -> None:
-        if not pool.entry:
-            actions.extend(self._reject(live, 503, "no_instance", 1.0) for live in queue)
-            return
-        if now_s > pool.fresh_until_s:
-            pool.refresh(now_s)
-        sacrifice(queue, pool.entry, now_s)
-        declined: set[str] = set()
-        while queue and len(declined) < GATE_TRIES:
-            live = queue.first(now_s, pool.seconds_per_token, pool.base_s, declined)
-            if live is None:
-                break
-            if live.late and self.settings.reject_hopeless and live.tier.sheddable:
-                actions.append(self._reject(live, 429, "cannot_meet_slo", 1.0))
-                continue
-            fitting = pool.room.fitting(live.request.prompt_tokens)
-            if not fitting:
-                return
-            usable = self._placing.candidates.usable(live.request, pool, fitting, live.failed_on)
-            released = now_s - live.held_s > self.settings.release_after * live.bound_s
-            sent = self._placing.start(live, pool, usable, now_s, may_hold=not released) if usable else None
-            if sent:
-                queue.remove(live.request.id)
-                actions.append(sent)
-            else:
-                declined.add(live.request.id)
-        if declined:
-            queue.quiet_until_s = now_s + RETRY_S
-
-    def _pump_decode(self, pool: Pool, queue: HoldQueue, now_s: float, actions: list[Action]) -> None:
-        if not pool.decode:
-            actions.extend(self._reject(live, 503, "no_instance", 1.0) for live in queue)
-            return
-        declined: set[str] = set()
-        while queue and len(declined) < GATE_TRIES:
-            live = queue.first(now_s, 0.0, 0.0, declined)
-            if live is None:
-                break
-            fitting = pool.decode_room.fitting(live.request.prompt_tokens)
-            if not fitting:
-                return
-            usable = self._placing.candidates.usable(live.request, pool, fitting, live.failed_on)
-            released = now_s - live.held_s > self.settings.release_after * live.bound_s
-            sent = self._placing.start_decode(live, usable, now_s, may_hold=not released) if usable else None
-            if sent:
-                queue.remove(live.request.id)
-                actions.append(sent)
-            else:
-                declined.add(live.request.id)
-        if declined:
-            queue.quiet_until_s = now_s + RETRY_S
+    def _moved(self, now_s: float) -> list[Action]:
+        """Something changed: perhaps a held request can go."""
+        return self._pump.run(now_s) if self.holds and self._pump else []
 
     # ---- instances
 
@@ -340,7 +274,7 @@ class Router:
         self.fleet.up(event.spec, event.generation)
         self._correction.forget(event.spec.name)
         self._placing.candidates.fleet_changed()
-        return self._pump(now_s) if self.holds else []
+        return self._moved(now_s)
 
     def _down(self, event: InstanceDown, now_s: float) -> list[Action]:
         instance = self.fleet.down(event.instance, drain=event.drain)
@@ -351,9 +285,9 @@ class Router:
         if not event.drain:
             lost = [request_id for request_id in instance.charges if self._needs(request_id, instance)]
             for request_id in lost:
-                self._unqueue(self._live[request_id])
+                self._pump.drop(self._live[request_id])
                 actions.append(Abort(request_id=request_id, instance=instance.name, reason=event.reason))
-        return [*actions, *(self._pump(now_s) if self.holds else [])]
+        return [*actions, *self._moved(now_s)]
 
     def _needs(self, request_id: str, instance: Instance) -> bool:
         """Whether the request cannot go on without the instance: it runs there, or its prompt's KV is only there."""

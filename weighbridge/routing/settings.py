@@ -9,6 +9,18 @@ import msgspec
 from weighbridge.core.request import DEFAULT_TIERS, Tier
 
 
+class TenantLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one tenant may use. Tokens are prompt and expected output tokens; None is unlimited.
+
+    `weight` is its share when tenants compete for the queue.
+    """
+
+    tokens_per_s: float | None = None
+    burst_tokens: int | None = None
+    max_requests: int | None = None
+    weight: float = 1.0
+
+
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one router.
 
@@ -34,11 +46,23 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Correct profiles by what running requests show of step and prefill times."""
     room_kv: float = 0.8
     """Share of an instance's KV that held requests may fill, their prompts and a margin included."""
+    headroom: float = 0.1
+    """Share of room that tiers leave to more urgent ones which may preempt, on engines that cannot preempt."""
     decode_kv: float = 0.95
     """The same for a decode instance at hand-off."""
     reject_hopeless: bool = True
     """Answer 429 to a held request of a sheddable tier that can no longer make its first-token deadline."""
     release_after: float = 10.0
     """A held request passes the gate after this many times its first-token bound, whatever the forecast says."""
+    tenants: dict[str, TenantLimit] = {}
+    """Limits by tenant; `*` is for every tenant without its own."""
+    fair_tokens: int = 16_384
+    """Tokens that one tenant may be served more than the least served one before it goes behind."""
+    max_held_tokens: int | None = None
+    """Prompt and expected output tokens of all held requests; beyond it the least urgent are shed."""
+    overload_enter_s: float = 10.0
+    """Seconds of held work at which the router turns to overload: clips and defers where clients allow it."""
+    overload_leave_s: float = 3.0
+    """Seconds of held work at which it turns back."""
     default_ttft_s: float = 2.0
     """First-token bound used for ordering where a tier has no bound of its own to derive one from."""

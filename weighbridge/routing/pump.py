@@ -1,0 +1,219 @@
+"""What leaves the queue, and when: order, room, gate, release; refusals; preemption."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weighbridge.core.actions import Action, Dispatch, Preempt, Reject
+from weighbridge.core.request import Request
+from weighbridge.routing.admission import Admission, retry_after_s
+from weighbridge.routing.candidates import Pool
+from weighbridge.routing.fleet import Charge, Instance
+from weighbridge.routing.hold import HoldQueue
+from weighbridge.routing.live import HANDING_OFF, HELD, RUNNING, Live
+from weighbridge.routing.placing import Placing
+from weighbridge.routing.sacrifice import sacrifice
+from weighbridge.routing.settings import RouterSettings
+
+GATE_TRIES = 3
+"""Requests offered to the policy per pass before the pass ends with everyone waiting."""
+RETRY_S = 0.01
+"""After a pass in which someone had to wait, the queue is left alone for this long."""
+OVERLOAD_LOOK_S = 0.25
+CLIP = 1.5
+"""A clipped output budget is this many times the expected output."""
+
+
+class Pump:
+    """Both queues: of requests that run nowhere, and of those between their legs."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        placing: Placing,
+        admission: Admission,
+        refuse: Callable[[Live, int, str, float], Reject],
+    ) -> None:
+        self._settings = settings
+        self._placing = placing
+        self._admission = admission
+        self._refuse = refuse
+        self._held: dict[str, HoldQueue] = {}
+        self._handing_off: dict[str, HoldQueue] = {}
+        self._looked_s = float("-inf")
+        self._last_tier = max(settings.tiers, key=lambda tier: tier.priority, default=None)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._held.values())) + sum(map(len, self._handing_off.values()))
+
+    def __bool__(self) -> bool:
+        return any(self._held.values()) or any(self._handing_off.values())
+
+    def held(self, model: str) -> HoldQueue | None:
+        """What is held for a model."""
+        return self._held.get(model)
+
+    def hold(self, live: Live, now_s: float) -> list[Action]:
+        """Queue a request that runs nowhere; if that is too much, shed the least urgent."""
+        live.stage, live.held_s = HELD, now_s
+        self._admission.hold(live)
+        self._queue(self._held, live.request).push(live)
+        most = self._settings.max_held_tokens
+        shed: list[Action] = []
+        while most is not None and self._admission.held_total > most and len(self._held[live.request.model]) > 1:
+            victim = self._held[live.request.model].last()
+            if victim is None:
+                break
+            shed.append(self._refuse(victim, 429, "queue_full", self.drain_s(victim.request)))
+        return shed
+
+    def hand_off(self, live: Live, now_s: float) -> None:
+        """Queue a request whose prompt is done and whose decode instance is to be chosen."""
+        live.stage, live.held_s = HANDING_OFF, now_s
+        self._queue(self._handing_off, live.request).push(live)
+
+    def drop(self, live: Live) -> None:
+        """Take a request out of whichever queue it is in."""
+        if live.stage == HELD:
+            self._held[live.request.model].remove(live.request.id)
+            self._admission.hold(live, -1)
+        elif live.stage == HANDING_OFF:
+            self._handing_off[live.request.model].remove(live.request.id)
+        live.stage = RUNNING
+
+    def drain_s(self, request: Request) -> float:
+        """Seconds until what is held now would be worked off: the Retry-After."""
+        return retry_after_s(self._admission.look(self._placing.candidates.pool(request.model).entry))
+
+    def run(self, now_s: float) -> list[Action]:
+        """Send what can be sent now."""
+        actions: list[Action] = []
+        for model, queue in self._handing_off.items():
+            if queue and queue.quiet_until_s <= now_s:
+                self._decode(self._placing.candidates.pool(model), queue, now_s, actions)
+        for model, queue in self._held.items():
+            if queue and queue.quiet_until_s <= now_s:
+                self._entry(self._placing.candidates.pool(model), queue, now_s, actions)
+        return actions
+
+    def _queue(self, queues: dict[str, HoldQueue], request: Request) -> HoldQueue:
+        queue = queues.get(request.model)
+        if queue is None:
+            queue = queues[request.model] = HoldQueue(self._admission.fairness, self._settings.fair_tokens)
+        return queue
+
+    def _entry(self, pool: Pool, queue: HoldQueue, now_s: float, actions: list[Action]) -> None:
+        if not pool.entry:
+            actions.extend(self._refuse(live, 503, "no_instance", 1.0) for live in queue)
+            return
+        if now_s > pool.fresh_until_s:
+            pool.refresh(now_s)
+        if now_s - self._looked_s > OVERLOAD_LOOK_S:
+            self._looked_s = now_s
+            self._admission.look(pool.entry)
+        sacrifice(queue, pool.entry, now_s)
+        declined: set[str] = set()
+        while queue and len(declined) < GATE_TRIES:
+            live = queue.first(now_s, pool.seconds_per_token, pool.base_s, declined)
+            if live is None:
+                break
+            if live.late and self._settings.reject_hopeless and live.tier.sheddable:
+                self._give_up(live, queue, now_s, actions)
+                continue
+            sent = None
+            if self._admission.may_run(live):
+                fitting = pool.room.fitting(live.request.prompt_tokens, self._reserve(live))
+                if not fitting:
+                    fitting = self._preempt(live, pool, actions)
+                    if not fitting:
+                        return
+                usable = self._placing.candidates.usable(live.request, pool, fitting, live.failed_on)
+                sent = self._offer(live, pool, usable, now_s)
+            if sent is None:
+                declined.add(live.request.id)
+            else:
+                queue.served(live, now_s)
+                actions.append(sent)
+        if declined:
+            queue.quiet_until_s = now_s + RETRY_S
+
+    def _offer(self, live: Live, pool: Pool, usable: list[Instance], now_s: float) -> Dispatch | None:
+        if not usable:
+            return None
+        if self._admission.overloaded and "clip" in live.request.allow and live.max_tokens is None:
+            clipped = round(CLIP * live.expected_output_tokens)
+            if clipped < live.request.max_tokens:
+                live.max_tokens = clipped
+                self._admission.count(live.tier.name, "clipped")
+        released = now_s - live.held_s > self._settings.release_after * live.bound_s
+        stage, live.stage = live.stage, RUNNING
+        sent = self._placing.start(live, pool, usable, now_s, may_hold=not released)
+        live.stage = stage
+        if sent is not None:
+            self.drop(live)
+        return sent
+
+    def _give_up(self, live: Live, queue: HoldQueue, now_s: float, actions: list[Action]) -> None:
+        """It cannot make its deadline: defer it where the client allows that, else refuse it."""
+        last = self._last_tier
+        if "defer" in live.request.allow and last is not None and last.priority > live.tier.priority:
+            self._admission.count(live.tier.name, "deferred")
+            since = live.held_s
+            self.drop(live)
+            live.defer(last, self._settings.default_ttft_s)
+            self.hold(live, since)
+            return
+        actions.append(self._refuse(live, 429, "cannot_meet_slo", self.drain_s(live.request)))
+
+    def _reserve(self, live: Live) -> float:
+        """Share of room that is left to more urgent tiers which may preempt, where engines cannot be made to."""
+        return 1.0 - self._settings.headroom if self._placing.yields(live.tier) else 1.0
+
+    def _preempt(self, live: Live, pool: Pool, actions: list[Action]) -> list[Instance]:
+        """No room: have an engine pause the least urgent request it runs, if the tier may do that."""
+        if not live.tier.may_preempt or live.late:
+            return []
+        best: tuple[int, float, Charge] | None = None
+        for instance in pool.entry:
+            if instance.spec.preemption and not instance.prefill_tokens:
+                for charge in instance.charges.values():
+                    key = (charge.priority, charge.dispatched_s)
+                    if charge.priority > live.tier.priority and charge.pausable and (best is None or key > best[:2]):
+                        best = (*key, charge)
+        if best is None:
+            return []
+        charge = best[2]
+        charge.pausable = False
+        modes = charge.instance.spec.preemption
+        actions.append(
+            Preempt(
+                request_id=charge.request.id,
+                instance=charge.instance.name,
+                mode="swap" if "swap" in modes else "recompute",
+            )
+        )
+        self._admission.count(charge.request.tier, "preempted")
+        return [charge.instance]
+
+    def _decode(self, pool: Pool, queue: HoldQueue, now_s: float, actions: list[Action]) -> None:
+        if not pool.decode:
+            actions.extend(self._refuse(live, 503, "no_instance", 1.0) for live in queue)
+            return
+        declined: set[str] = set()
+        while queue and len(declined) < GATE_TRIES:
+            live = queue.first(now_s, 0.0, 0.0, declined)
+            if live is None:
+                break
+            fitting = pool.decode_room.fitting(live.request.prompt_tokens)
+            if not fitting:
+                return
+            usable = self._placing.candidates.usable(live.request, pool, fitting, live.failed_on)
+            released = now_s - live.held_s > self._settings.release_after * live.bound_s
+            sent = self._placing.start_decode(live, usable, now_s, may_hold=not released) if usable else None
+            if sent is None:
+                declined.add(live.request.id)
+            else:
+                queue.remove(live.request.id)
+                actions.append(sent)
+        if declined:
+            queue.quiet_until_s = now_s + RETRY_S
