@@ -1,0 +1,26 @@
+"""The history checker: misbehaving engines and impatient clients, from seeds; what failed once stays in the list."""
+
+import pytest
+
+from tests.support.history import history
+from tests.support.loop import run
+
+SEEDS = 120
+ONCE_FAILED: tuple[int, ...] = ()
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_histories(block: int) -> None:
+    size = SEEDS // 6
+    totals: dict[str, int] = {}
+    for seed in range(block * size, (block + 1) * size):
+        for end, number in run(history(seed), 60.0).items():
+            totals[end] = totals.get(end, 0) + number
+    assert totals["ok"] > 20
+    assert totals["error_frame"] > 5
+    assert totals["cancelled"] > 5
+
+
+@pytest.mark.parametrize("seed", ONCE_FAILED)
+def test_histories_that_failed_once(seed: int) -> None:
+    run(history(seed), 60.0)
