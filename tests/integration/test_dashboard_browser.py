@@ -14,8 +14,8 @@ from tests.support.chromium import Chromium, Page, find_chromium
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = find_chromium()
-PAGES = ("/", "/decisions", "/tiers", "/capacity")
-LIVE = ("/", "/decisions", "/tiers")
+PAGES = ("/", "/decisions", "/tiers", "/whatif", "/capacity", "/reports")
+LIVE = ("/", "/decisions", "/tiers", "/whatif")
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
@@ -165,3 +165,49 @@ def test_every_name_a_reader_hears_is_there(url: str, page: Page) -> None:
         assert nameless == []
         assert page.run("document.documentElement.lang") == "en"
         assert page.run("document.querySelectorAll('main').length") == 1
+
+
+def test_three_clicks_lead_from_the_front_page_to_every_answer(url: str, page: Page) -> None:
+    # which instance is unwell and why: it is on the front page, one click opens it
+    page.open(url + "/")
+    page.run("document.querySelector('#att li a').click()")
+    page.until("document.querySelector('#detail h2').textContent.startsWith('h100-2')")
+    # why one given request went to its instance
+    page.open(url + "/")
+    page.run("document.querySelector('nav a[href=\"/decisions\"]').click()")
+    page.until("location.pathname === '/decisions' && document.readyState === 'complete'")
+    wanted = page.run("document.querySelector('#rows tr:nth-child(8) a').textContent")
+    page.run("document.querySelector('#rows tr:nth-child(8) a').click()")
+    page.until(f"document.querySelector('#detail h2').textContent.endsWith('for {wanted}')")
+    # how many sequences of 8,192 tokens fit in 24 GiB
+    page.open(url + "/")
+    page.run("document.querySelector('nav a[href=\"/capacity\"]').click()")
+    page.until("location.pathname === '/capacity' && document.readyState === 'complete'")
+    assert "24sequences of 8,192 tokens fit in 24.00 GiB" in page.run("document.querySelector('#first').textContent")
+    assert page.complaints() == []
+
+
+def test_round_robin_yesterday_by_two_clicks_through_the_real_form(url: str, page: Page) -> None:
+    page.open(url + "/")
+    page.run("document.querySelector('nav a[href=\"/whatif\"]').click()")
+    page.until("location.pathname === '/whatif' && document.readyState === 'complete'")
+    for _ in range(60):  # the demo's log is being written in its first seconds
+        if page.run("!!document.querySelector('button[value=run]')"):
+            break
+        page.browser.pump(0.5)
+        page.open(url + "/whatif")
+    # a short window keeps the test short; the form's own origin passes the check
+    page.run("document.querySelector('[name=end]').value = '15'; document.querySelector('[name=seeds]').value = '1'")
+    page.run("document.querySelector('button[value=run]').click()")
+    page.until("location.search.startsWith('?job=')", 20)
+    page.until("document.querySelector('#job h2')?.textContent === 'Answer'", 90)
+    text = page.run("document.querySelector('#job').textContent")
+    assert "re-simulated, same policy" in text and "round_robin" in text and "Fidelity" in text
+    assert page.complaints() == []
+
+
+def test_copying_a_command_says_so(url: str, page: Page) -> None:
+    page.open(url + "/")
+    page.run("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    page.run("document.querySelector('#att button.copy').click()")
+    page.until("window.copied?.startsWith('weighbridge ')")

@@ -83,6 +83,8 @@ def rss_bytes(pid: int) -> int:
 def serve(data_dir: Path, *arguments: str) -> Iterator[Served]:
     """Start `weighbridge serve --json` on free ports, wait until it is ready, and stop it at the end."""
     command = [sys.executable, "-m", "weighbridge.cli", "serve", "--json", "--port", "0", "--admin-port", "0"]
+    if "--dashboard" not in arguments:
+        command.append("--no-dashboard")
     errors = (data_dir / "stderr.txt").open("w")
     process = subprocess.Popen(
         [*command, "--data-dir", str(data_dir), *arguments],

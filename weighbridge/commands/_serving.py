@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 
 from weighbridge.config.settings import Settings
 from weighbridge.core.errors import ServiceError
+from weighbridge.dashboard.process import DashboardProcess
 from weighbridge.engine.instance import InstanceOptions, ReadyInfo
 from weighbridge.engine.model_store import CatalogueEntry, find_entry, is_cached
 from weighbridge.engine.supervisor import Supervisor
@@ -30,10 +32,18 @@ def missing_models(engines: Iterable[Any]) -> list[CatalogueEntry]:
 
 
 class Serving:
-    """`start`, then `drain` and `stop`. Engines start before the gateway and end after it."""
+    """`start`, then `drain` and `stop`. Engines start before the gateway and end after it.
 
-    def __init__(self, settings: Settings, data_dir: Path) -> None:
+    `dashboard_port` None starts no dashboard; one that cannot start is no reason not to serve, see `dashboard_error`.
+    """
+
+    def __init__(self, settings: Settings, data_dir: Path, dashboard_port: int | None = None) -> None:
         self.settings = settings
+        self.dashboard_error = ""
+        self._dashboard_port = dashboard_port
+        self._dashboard = DashboardProcess()
+        self._dashboard_url: str | None = None
+        self._dashboard_start: asyncio.Future[None] | None = None
         self._data_dir = data_dir
         self._supervisor: Supervisor | None = None
         self._gateway: Gateway | None = None
@@ -55,6 +65,9 @@ class Serving:
         # both listeners are checked before a model is loaded: a taken port should not cost a load
         await _check_free(self.settings.host, self.settings.port, "--port")
         await _check_free(self.settings.admin_host, self.settings.admin_port, "--admin-port")
+        if self._dashboard_port is not None and self.settings.admin_port:
+            # it loads while the models do; until the gateway is there it says so
+            self._dashboard_start = asyncio.ensure_future(self._start_dashboard(self.settings.admin_port))
         instances = list(self.settings.instances)
         if self.settings.engines:
             options = [self._with_profile(engine) for engine in self.settings.engines]
@@ -67,6 +80,21 @@ class Serving:
         await self._gateway.start()
         await self._gateway.wait_ready(READY_TIMEOUT_S, [info.name for info in self._engines])
         self._start_s = time.monotonic() - begun
+        if self._dashboard_start is None and self._dashboard_port is not None:
+            self._dashboard_start = asyncio.ensure_future(self._start_dashboard(self._gateway.admin_port))
+        if self._dashboard_start is not None:
+            await self._dashboard_start
+
+    async def _start_dashboard(self, admin_port: int) -> None:
+        port = self._dashboard_port
+        assert port is not None
+        host = self.settings.admin_host
+        name = self.settings.admin_token_env
+        admin = _address("127.0.0.1" if host in ("0.0.0.0", "::") else host, admin_port)  # noqa: S104
+        try:
+            self._dashboard_url = await self._dashboard.start(admin, port, os.environ.get(name, "") if name else "")
+        except (ServiceError, OSError) as error:
+            self.dashboard_error = str(error)
 
     async def drain(self) -> None:
         """Take nothing new and let what runs end, within the configured bound."""
@@ -75,6 +103,10 @@ class Serving:
 
     async def stop(self) -> None:
         """End everything that was started."""
+        if self._dashboard_start is not None:
+            self._dashboard_start.cancel()
+            await asyncio.wait({self._dashboard_start})
+        await self._dashboard.stop()
         if self._gateway is not None:
             await self._gateway.stop()
         if self._supervisor is not None:
@@ -104,6 +136,7 @@ class Serving:
         return {
             "url": _address(self.settings.host, gateway.port),
             "admin": _address(self.settings.admin_host, gateway.admin_port),
+            "dashboard": self._dashboard_url,
             "policy": self.settings.router.policy,
             "data_dir": str(self._data_dir),
             "start_s": self._start_s,

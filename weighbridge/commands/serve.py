@@ -28,6 +28,10 @@ def serve(
     admin_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Admin listener (8081).")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where event logs and profiles are kept.")] = None,
     policy: Annotated[str | None, typer.Option(help="Routing policy; an unknown one lists them all.")] = None,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard/--no-dashboard", help="Start the dashboard beside it.")
+    ] = True,
+    dashboard_port: Annotated[int, typer.Option(min=0, max=65535, help="Dashboard listener.")] = 8082,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when ready, nothing else.")] = False,
 ) -> None:
     """Start the gateway and serve until Ctrl-C, which drains; a second Ctrl-C stops at once."""
@@ -54,7 +58,7 @@ def serve(
         admin_port=settings.admin_port if admin_port is None else admin_port,
     )
     _offer_models(settings.engines, as_json)
-    serving = Serving(settings, directory)
+    serving = Serving(settings, directory, dashboard_port if dashboard else None)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(serving, as_json))
 
@@ -152,6 +156,10 @@ def _announce(serving: Serving, as_json: bool, console: object) -> None:
     console.print(f"\nReady in {ready['start_s']:.1f} s. Policy: {ready['policy']}. Event log: {ready['data_dir']}")
     console.print(f"  OpenAI API  {ready['url']}/v1")
     console.print(f"  Admin       {ready['admin']}/fleet  /decisions?last=10  /metrics")
+    if ready["dashboard"]:
+        console.print(f"  Dashboard   {ready['dashboard']}")
+    elif serving.dashboard_error:
+        console.print(f"  Dashboard   not started: {serving.dashboard_error}", style="yellow", markup=False)
     model = ready["instances"][0]["model"] if ready["instances"] else "MODEL"
     console.print("\nTry it:")
     body = (

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from weighbridge.core.errors import UpstreamError
 from weighbridge.core.event_log import Header
-from weighbridge.core.instance import Limits, LoadReport, Rates
+from weighbridge.core.instance import Limits, LoadReport, Rates, StepTerms
 from weighbridge.core.metrics import percentile
 from weighbridge.dashboard.decided import from_row
 from weighbridge.dashboard.log_tail import LogTail
@@ -25,7 +25,17 @@ from weighbridge.http import ExchangeFailed, HttpClient
 
 TIMEOUT_S = 3.0
 DECISIONS = 200
+LEVELS: dict[str, Level] = {"profile": "profile", "online": "online", "tokens": "tokens", "requests": "requests"}
 NO_LOG = "The event log is not readable from here, so attainment, tiers and goodput are not known."
+
+
+class CostRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What the router believes of an instance's costs now."""
+
+    level: str = ""
+    error: float | None = None
+    rates: Rates | None = None
+    step: StepTerms | None = None
 
 
 class FleetRow(msgspec.Struct, kw_only=True):
@@ -42,6 +52,7 @@ class FleetRow(msgspec.Struct, kw_only=True):
     calibrated: bool = False
     limits: Limits = Limits()
     rates: Rates | None = None
+    cost: CostRow = CostRow()
     in_flight: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
@@ -123,7 +134,7 @@ class AdminSource:
         return True
 
     def _without_log(self, answer: FleetAnswer, body: bytes) -> Snapshot:
-        bars = {row.name: None for row in answer.instances}
+        bars = {row.name: row.cost.error for row in answer.instances}
         try:
             rows: list[dict[str, Any]] = msgspec.json.decode(body)["decisions"]
             decisions = tuple(from_row(row, bars.get) for row in rows)
@@ -156,7 +167,10 @@ def merged(row: FleetRow, seen: InstanceView | None) -> InstanceView:
     used = report.kv_usage if report.kv_usage is not None else (row.kv_tokens / capacity if capacity else None)
     peak = (row.kv_tokens + row.decode_tokens) / capacity if capacity else None
     known = seen or InstanceView(name=row.name)
-    level: Level = "profile" if row.calibrated or known.step else "online" if row.rates else "tokens"
+    cost = row.cost
+    rates = cost.rates or row.rates or known.rates
+    level: Level = "profile" if row.calibrated or known.step else "online" if rates else "tokens"
+    level = LEVELS.get(cost.level, level)
     waiting = known.waiting if seen else 0
     return replace(
         known, name=row.name, pool=row.pool, engine=" ".join(x for x in (row.kind, row.version) if x), role=row.role,
@@ -164,7 +178,7 @@ def merged(row: FleetRow, seen: InstanceView | None) -> InstanceView:
         reason=row.reason or (row.health if row.health not in states else ""), level=level,
         running=max(0, row.in_flight - waiting), waiting=waiting, max_sequences=row.limits.max_sequences, kv_used=used,
         kv_peak=None if peak is None else max(peak, used or 0.0), age_s=row.report_age_s, limits=row.limits,
-        rates=row.rates or known.rates,
+        rates=rates, step=cost.step or known.step, error_bar=cost.error or known.error_bar,
     )  # fmt: skip
 
 
