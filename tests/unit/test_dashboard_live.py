@@ -17,6 +17,7 @@ import pytest
 from tests.support.loop import run, until
 from weighbridge.core.errors import ConfigError, ServiceError, UpstreamError
 from weighbridge.dashboard import demo_log
+from weighbridge.dashboard import process as process_module
 from weighbridge.dashboard.hub import Hub
 from weighbridge.dashboard.live import NO_LOG, AdminSource
 from weighbridge.dashboard.parts import source_of
@@ -153,6 +154,13 @@ def test_a_bad_address_is_refused() -> None:
         source_of("127.0.0.1:8081", "", [], None)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take long to start a Python process; how long is not what these tests are about."""
+    monkeypatch.setattr(process_module, "START_S", 90.0)
+
+
+@pytest.mark.usefixtures("patient")
 def test_the_child_starts_shows_what_is_wrong_and_ends() -> None:
     async def work() -> None:
         child = DashboardProcess()
@@ -174,19 +182,21 @@ def test_the_child_starts_shows_what_is_wrong_and_ends() -> None:
     run(work(), timeout_s=100.0)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_child_that_hangs_is_killed() -> None:
     async def work() -> None:
         child = DashboardProcess()
         await child.start("http://127.0.0.1:9", 0)
         assert child.pid is not None
         os.kill(child.pid, signal.SIGSTOP)
-        await asyncio.wait_for(child.stop(), 20)
+        await asyncio.wait_for(child.stop(), 60)
         with pytest.raises(ProcessLookupError):
             os.kill(child.pid, 0)
 
     run(work(), timeout_s=100.0)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_child_whose_parent_is_gone_ends_by_itself() -> None:
     async def work() -> None:
         child = DashboardProcess()

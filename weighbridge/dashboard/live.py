@@ -52,7 +52,7 @@ class FleetRow(msgspec.Struct, kw_only=True):
     calibrated: bool = False
     limits: Limits = Limits()
     rates: Rates | None = None
-    cost: CostRow = CostRow()
+    cost: CostRow | None = None
     in_flight: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
@@ -134,7 +134,7 @@ class AdminSource:
         return True
 
     def _without_log(self, answer: FleetAnswer, body: bytes) -> Snapshot:
-        bars = {row.name: row.cost.error for row in answer.instances}
+        bars = {row.name: row.cost.error for row in answer.instances if row.cost is not None}
         try:
             rows: list[dict[str, Any]] = msgspec.json.decode(body)["decisions"]
             decisions = tuple(from_row(row, bars.get) for row in rows)
@@ -167,7 +167,7 @@ def merged(row: FleetRow, seen: InstanceView | None) -> InstanceView:
     used = report.kv_usage if report.kv_usage is not None else (row.kv_tokens / capacity if capacity else None)
     peak = (row.kv_tokens + row.decode_tokens) / capacity if capacity else None
     known = seen or InstanceView(name=row.name)
-    cost = row.cost
+    cost = row.cost or CostRow()
     rates = cost.rates or row.rates or known.rates
     level: Level = "profile" if row.calibrated or known.step else "online" if rates else "tokens"
     level = LEVELS.get(cost.level, level)

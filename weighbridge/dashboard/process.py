@@ -12,7 +12,7 @@ import sys
 
 from weighbridge.core.errors import ServiceError
 
-START_S = 15.0
+START_S = 30.0
 STOP_S = 3.0
 
 
