@@ -154,7 +154,8 @@ def _parse(body: bytes) -> _Body:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"The body is not valid JSON: {error}", code="invalid_json") from None
     # one parse decides authorisation and routing: no key that it reads may stand twice
-    repeated = repeated_keys(body, [name for name in _Body.__struct_fields__ if getattr(parsed, name) is not UNSET])
+    values = msgspec.structs.astuple(parsed)
+    repeated = repeated_keys(body, [n for n, v in zip(_Body.__struct_fields__, values, strict=True) if v is not UNSET])
     if repeated is not None:
         raise RequestError(f"The key `{repeated}` stands twice.", param=repeated, code="duplicate_key")
     return parsed

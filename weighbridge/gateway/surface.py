@@ -64,6 +64,7 @@ class Surface:
         self.budget = RetryBudget(settings.retry_share)
         self.quotas = Quotas()
         self.salts = Salts(salt_key) if salt_key is not None else None
+        self._offered: set[str] = set()
         self._prefix = f"wb-{secrets.token_hex(4)}-"
         self._numbers = itertools.count(1)
         self.routes = Routes()
@@ -128,7 +129,11 @@ class Surface:
 
     def _check_endpoint(self, endpoint: str, path: str) -> None:
         """404 where no engine of the fleet offers an endpoint: engines' other paths are never reachable."""
-        if not any(endpoint in e.adapter.endpoints for e in self.driver.endpoints.values()):
+        if endpoint in self._offered:
+            return
+        if any(endpoint in e.adapter.endpoints for e in self.driver.endpoints.values()):
+            self._offered.add(endpoint)
+        else:
             raise RequestError(f"No engine here offers {path}.", status=404, code="unknown_url")
 
     def _check_model(self, principal: Principal, model: str) -> None:
@@ -147,7 +152,10 @@ class Surface:
 
     def _served(self, model: str) -> bool:
         """Whether an engine, up or not, is known to serve it; one that has not told yet may."""
-        return any(model in e.models or not e.models for e in self.driver.endpoints.values())
+        for endpoint in self.driver.endpoints.values():  # noqa: SIM110 - a generator costs more than the loop
+            if model in endpoint.models or not endpoint.models:
+                return True
+        return False
 
     def _routed(self, request: Request, principal: Principal, parsed: ClientRequest, request_id: str) -> RoutedRequest:
         settings = self.settings
