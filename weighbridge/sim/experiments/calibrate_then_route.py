@@ -100,9 +100,9 @@ def _cv(values: Sequence[int]) -> float:
 
 def run(options: Options) -> Outcome:
     """Find saturation per trace, then compare."""
-    seeds = options.seed_list()
-    duration = 20.0 if options.quick else 240.0
-    finding = options.seed_list(3) if not options.quick else seeds
+    seeds = options.seed_list(3)
+    duration = 20.0 if options.quick else 120.0
+    finding = options.seed_list(2)
     names = list(traces(1.0))
     rates = {}
     for trace in names:

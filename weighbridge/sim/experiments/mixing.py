@@ -57,7 +57,7 @@ def throughput(one: Run) -> dict[str, float]:
 def run(options: Options) -> Outcome:
     """Throughput by mixer and mix of work, then stability along the rate."""
     seed = options.seed_list()[0]
-    duration = 20.0 if options.quick else 200.0
+    duration = 20.0 if options.quick else 100.0
     outputs = [30.0, 300.0]
     loss: dict[str, dict[str, float]] = {}
     data: dict[str, Any] = {"decodes_alone_fill": 8 / 512}

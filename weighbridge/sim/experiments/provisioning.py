@@ -52,9 +52,9 @@ def needed(counts: Sequence[int], attained: Sequence[float], level: float) -> fl
 
 def run(options: Options) -> Outcome:
     """A sweep of fleet sizes at one rate, on three traces."""
-    seeds = options.seed_list(4)
-    duration = 30.0 if options.quick else 240.0
-    counts = [5, 7, 9] if options.quick else [5, 6, 7, 8, 9, 10, 11, 12]
+    seeds = options.seed_list(2)
+    duration = 30.0 if options.quick else 120.0
+    counts = [5, 7, 9] if options.quick else [5, 6, 7, 8, 9, 10, 11]
     names = list(TRACES)[:1] if options.quick else list(TRACES)
     make = {f"{trace}/{n}": partial(make_run, trace, n, duration) for trace in names for n in counts}
     by_place = table(compare_policies(make, POLICIES, seeds, options))

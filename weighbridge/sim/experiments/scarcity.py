@@ -67,12 +67,12 @@ def stale(poll_s: float, duration_s: float, policy: str, seed: int) -> Run:
 
 def run(options: Options) -> Outcome:
     """Both kinds of herding."""
-    seeds = options.seed_list()
-    duration = 20.0 if options.quick else 240.0
+    seeds = options.seed_list(4)
+    duration = 20.0 if options.quick else 120.0
     results = compare_policies({place: partial(scarce, place, duration) for place in PLACES}, POLICIES, seeds, options)
     by_trace, differences = table(results), paired(results, "calibrated")
-    polls = [0.05, 1.0] if options.quick else [0.05, 0.2, 0.5, 1.0, 2.0, 5.0]
-    stale_results = compare_policies({str(p): partial(stale, p, duration) for p in polls}, STALE, seeds[:3], options)
+    polls = [0.05, 1.0] if options.quick else [0.05, 0.25, 1.0, 2.0, 5.0]
+    stale_results = compare_policies({str(p): partial(stale, p, duration) for p in polls}, STALE, seeds[:2], options)
     curves = {p: (polls, [attainments(stale_results[str(at), p]).mean for at in polls]) for p in STALE}
     findings: list[str] = []
     loses: list[str] = []

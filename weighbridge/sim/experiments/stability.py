@@ -100,7 +100,7 @@ def little(records: list[RequestRecord]) -> dict[str, float]:
 
 def run(options: Options) -> Outcome:
     """Sweep the rate through the predicted knee."""
-    duration = 150.0 if options.quick else 600.0
+    duration = 150.0 if options.quick else 400.0
     one = make_run(1.0, 1.0, 1, "fcfs").fleet.instances[0]
     knee = predicted_rate(one, PROMPT, OUTPUT)
     shares = [0.8, 1.2] if options.quick else [0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.4]

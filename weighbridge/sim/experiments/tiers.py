@@ -83,8 +83,8 @@ def serve(config: SchedulerConfig, rate: float, duration_s: float, seed: int) ->
 
 def run(options: Options) -> Outcome:
     """All arms at 120 % of the predicted capacity, over seeds."""
-    seeds = options.seed_list()
-    duration = 30.0 if options.quick else 300.0
+    seeds = options.seed_list(2)
+    duration = 30.0 if options.quick else 150.0
     rate = 1.2 * predicted_rate(replace(fleets.mixed(1).instances[0], scheduler=BASE), PROMPT, OUTPUT)
     rows: dict[str, dict[str, Any]] = {}
     for arm, changes in ARMS.items():

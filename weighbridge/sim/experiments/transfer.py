@@ -64,8 +64,8 @@ def parts(fleet: SimulatedFleet, duration_s: float, seed: int) -> dict[str, floa
 
 def run(options: Options) -> Outcome:
     """Bandwidths, then splits, then colocated."""
-    seeds = options.seed_list()
-    duration = 30.0 if options.quick else 200.0
+    seeds = options.seed_list(3)
+    duration = 30.0 if options.quick else 100.0
     bandwidths = [1e9, 1e10] if options.quick else [2.5e8, 5e8, 1e9, 2.5e9, 1e10, 5e10]
 
     def builder(fleet: SimulatedFleet) -> Any:
