@@ -77,8 +77,8 @@ def watch(workload: Alike) -> dict[str, float]:
 def run(options: Options) -> Outcome:
     """Both scenarios alone, then the mixture by router."""
     a, b = watch(Alike(10, 30, 20)), watch(Alike(10, 1_600, 400))
-    seeds = options.seed_list()
-    duration = 30.0 if options.quick else 300.0
+    seeds = options.seed_list(2)
+    duration = 30.0 if options.quick else 60.0
     rows = {}
     for policy in POLICIES:
         spreads, p99 = [], []
