@@ -214,3 +214,19 @@ def test_metrics_use_the_names_of_vllm(listener: Listening) -> None:
     assert 'num_gpu_blocks="128"' in page
     assert "vllm:time_to_first_token_seconds_bucket" in page
     assert json.loads(listener.get("/v1/models"))["data"][0]["max_model_len"] == 512
+
+
+def test_embeddings_are_unit_vectors_that_mean_something(listener: Listening) -> None:
+    texts = ["The cat sat on the mat.", "A kitten sat on a rug.", "Stock markets fell sharply today."]
+    status, reply = listener.post("/v1/embeddings", {"model": MODEL, "input": texts})
+    assert status == 200
+    vectors = [entry["embedding"] for entry in reply["data"]]
+    assert [entry["index"] for entry in reply["data"]] == [0, 1, 2]
+    near, far = (sum(a * b for a, b in zip(vectors[0], other, strict=True)) for other in vectors[1:])
+    assert near > far
+    assert sum(value * value for value in vectors[0]) == pytest.approx(1.0, abs=1e-4)
+    with openai.OpenAI(base_url=listener.url + "/v1", api_key="unused", max_retries=0) as client:
+        again = client.embeddings.create(model=MODEL, input=texts[0])  # the client asks for base64
+    assert again.data[0].embedding == pytest.approx(vectors[0], abs=1e-5)
+    for bad in ({"input": []}, {"input": [504] * 513}, {"input": "x", "dimensions": 7}):
+        assert listener.post("/v1/embeddings", {"model": MODEL, **bad})[0] == 400

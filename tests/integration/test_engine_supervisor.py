@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from weighbridge.core.errors import ModelError
@@ -83,3 +84,24 @@ def test_no_child_outlives_its_parent() -> None:
     while not gone(child):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_two_instances_share_one_process_and_its_weights() -> None:
+    async def run() -> None:
+        supervisor = Supervisor([OPTIONS, msgspec.structs.replace(OPTIONS, name="two")], one_process=True)
+        infos = await supervisor.start()
+        assert [info.name for info in infos] == ["one", "two"]
+        assert len({info.port for info in infos}) == 2
+        pids = supervisor.pids()
+        assert pids["one"] == pids["two"]
+        client = HttpClient(ClientLimits())
+        body = b'{"prompt": "One, two,", "max_tokens": 3, "temperature": 0, "ignore_eos": true}'
+        urls = [f"http://127.0.0.1:{info.port}/v1/completions" for info in infos]
+        replies = await asyncio.gather(*(client.request("POST", url, body=body, timeout_s=30.0) for url in urls))
+        texts = [reply.json()["choices"][0]["text"] for reply in replies]
+        assert texts[0] == texts[1]
+        await client.close()
+        await supervisor.stop()
+        assert gone(pids["one"])
+
+    asyncio.run(run())

@@ -1,7 +1,8 @@
-"""The process of one embedded instance: `python -m weighbridge.engine.child OPTIONS_JSON`.
+"""A process of embedded instances: `python -m weighbridge.engine.child OPTIONS_JSON`, a list of one or more.
 
-Speaks JSON lines on standard output (`progress`, `ready`, `error`) to whoever started it, drains on SIGTERM, and ends
-when its parent is gone: by the kernel's parent-death signal where there is one, and by the end of standard input.
+Speaks JSON lines on standard output (`progress`, `error`, and `ready` for each) to whoever started it, drains on
+SIGTERM, and ends when its parent is gone: by the kernel's parent-death signal where there is one, and by the end of
+standard input.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 import msgspec
 
 from weighbridge.core.errors import WeighbridgeError
-from weighbridge.engine.instance import InstanceOptions, start_instance
+from weighbridge.engine.instance import InstanceOptions, Shared, start_instance
 
 DRAIN_S = 30.0
 _PR_SET_PDEATHSIG = 1
@@ -48,7 +49,7 @@ class _Progress:
             _say("progress", round(fraction, 3))
 
 
-async def _serve(options: InstanceOptions) -> int:
+async def _serve(group: list[InstanceOptions]) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
@@ -61,22 +62,26 @@ async def _serve(options: InstanceOptions) -> int:
             stop.set()
 
     loop.add_reader(0, on_input)
+    shared = Shared()
+    instances = []
     try:
-        instance = await start_instance(options, _Progress())
+        for options in group:
+            instances.append(await start_instance(options, _Progress(), shared))
+            _say("ready", instances[-1].info)
     except WeighbridgeError as error:
         _say("error", str(error))
-        return 3
-    _say("ready", instance.info)
+        os._exit(3)  # whatever was started before holds nothing that outlives the process
     await stop.wait()
     loop.remove_reader(0)
-    await instance.stop(0.0 if orphaned.is_set() else DRAIN_S)
+    await asyncio.gather(*(instance.stop(0.0 if orphaned.is_set() else DRAIN_S) for instance in instances))
+    shared.close()
     return 0
 
 
 def main() -> None:
     """Entry point."""
     die_with_parent()
-    options = msgspec.json.decode(sys.argv[1], type=InstanceOptions)
+    options = msgspec.json.decode(sys.argv[1], type=list[InstanceOptions])
     import uvloop
 
     sys.exit(uvloop.run(_serve(options)))

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -28,8 +29,8 @@ from weighbridge.engine.server import EngineServer
 class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that makes an embedded instance. `threads` 0 takes all cores; `cores` pins to these.
 
-    `model` is a catalogue name or a GGUF path, `chat_template` a Jinja file instead of the model's own template.
-    `library` is another libllama than the wheel's. `gpu_layers` above 0
+    `model` is a catalogue name or a GGUF path, `chat_template` a Jinja file instead of the model's own template,
+    `adapters` LoRA files (GGUF) with their scales. `library` is another libllama than the wheel's. `gpu_layers` above 0
     (or -1, all) puts that much of the model on a GPU that the library supports. `kv_hosts` are the hosts that KV may be
     pulled from, `kv_advertise` the host that others are told to pull from. `kv_events` is a ZeroMQ endpoint such as
     `tcp://127.0.0.1:5557` to publish KV cache events on, `kv_events_replay` one for replays. `profile` is a file for
@@ -43,6 +44,7 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     model_id: str | None = None
     role: Role = "mixed"
     chat_template: str | None = None
+    adapters: dict[str, float] = {}
     slots: int = 4
     context_tokens: int = 2048
     threads: int = 0
@@ -104,25 +106,43 @@ class ReadyInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Instance:
-    """A running instance: its server, and its model to be freed after it."""
+    """A running instance: its server, and what is to be freed after it."""
 
-    def __init__(self, server: EngineServer, model: LlamaModel, info: ReadyInfo) -> None:
+    def __init__(self, server: EngineServer, own: Shared | None, info: ReadyInfo) -> None:
+        """`own` is what this instance alone uses and frees at its end."""
         self.server = server
         self.info = info
-        self._model = model
+        self._own = own
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Drain, stop and free everything."""
         await self.server.stop(drain_s)
-        self._model.close()
+        if self._own is not None:
+            self._own.close()
+
+
+@dataclass(slots=True)
+class Shared:
+    """What instances of one process have in common: libraries and loaded models, by what they were loaded from."""
+
+    libraries: dict[str | None, Library] = field(default_factory=dict)
+    models: dict[tuple[str, int, str | None], LlamaModel] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Free the models; every instance must be stopped before."""
+        for model in self.models.values():
+            model.close()
+        self.models.clear()
 
 
 async def start_instance(
     options: InstanceOptions,
     progress: Callable[[float], None] | None = None,
-    library: Library | None = None,
+    shared: Shared | None = None,
 ) -> Instance:
     """Load the model, measure if asked to, warm up and listen. `progress` is called from another thread.
+
+    With `shared`, instances of one process use one copy of the weights, which its owner closes after them.
 
     Raises:
         ModelError: model or library cannot be used.
@@ -132,7 +152,8 @@ async def start_instance(
     path, default_id = resolve_model(options.model)
     if options.cores:
         _pin(options.cores)
-    model = await asyncio.to_thread(_load, options, path, library, progress)
+    common = shared or Shared()
+    model = await asyncio.to_thread(_load, options, path, common, progress)
     model_id = options.model_id or default_id
     transfer = TransferSettings(
         hosts=frozenset(options.kv_hosts),
@@ -163,7 +184,7 @@ async def start_instance(
         load_s=time.monotonic() - begun,
         profile=profile,
     )
-    return Instance(server, model, info)
+    return Instance(server, common if shared is None else None, info)
 
 
 def _read_template(options: InstanceOptions) -> str | None:
@@ -176,13 +197,17 @@ def _read_template(options: InstanceOptions) -> str | None:
         raise ConfigError(message, source="engine", path="chat_template") from None
 
 
-def _load(
-    options: InstanceOptions, path: Path, library: Library | None, progress: Callable[[float], None] | None
-) -> LlamaModel:
-    if library is None:
-        library = Library(Path(options.library) if options.library else None)
+def _load(options: InstanceOptions, path: Path, shared: Shared, progress: Callable[[float], None] | None) -> LlamaModel:
+    key = (str(path), options.gpu_layers, options.library)
+    if key in shared.models:
+        return shared.models[key]
+    if options.library not in shared.libraries:
+        shared.libraries[options.library] = Library(Path(options.library) if options.library else None)
     cells = -(-options.context_tokens // CELLS) * CELLS * options.slots
-    return LlamaModel(library, ModelOptions(path, options.gpu_layers, cells, kv_value_bytes(options.kv_type)), progress)
+    asked = ModelOptions(path, options.gpu_layers, cells, kv_value_bytes(options.kv_type))
+    model = LlamaModel(shared.libraries[options.library], asked, progress)
+    shared.models[key] = model
+    return model
 
 
 def _engine_options(options: InstanceOptions) -> EngineOptions:
@@ -199,6 +224,7 @@ def _engine_options(options: InstanceOptions) -> EngineOptions:
             kv_type=options.kv_type,
             flash_attention=options.flash_attention,
             throttle=Throttle(options.throttle_prefill, options.throttle_decode),
+            adapters=tuple(options.adapters.items()),
         ),
         busy_prefill_tokens=options.busy_prefill_tokens,
         idle_prefill_tokens=options.idle_prefill_tokens,

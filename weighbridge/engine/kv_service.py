@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -44,7 +45,8 @@ class KvService(Collector):
         self._client: HttpClient | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         runner, file = engine.runner.options, engine.model.file
-        self._tag = f"{file.architecture}/{file.size_bytes}/{runner.kv_type}/{runner.flash_attention}"
+        adapters = ",".join(f"{Path(path).name}*{scale:g}" for path, scale in runner.adapters)
+        self._tag = f"{file.architecture}/{file.size_bytes}/{runner.kv_type}/{runner.flash_attention}/{adapters}"
 
     def listening(self, host: str, port: int) -> None:
         """Where the instance listens, which is what replies say."""

@@ -79,7 +79,7 @@ class RequestReader:
 
     def completion(self, body: Body) -> Call:
         """A `/v1/completions` body."""
-        return self._call("completion", body, self._prompts(body.get("prompt")))
+        return self._call("completion", body, self.token_lists(body.get("prompt"), "prompt"))
 
     def check_model(self, body: Body) -> None:
         """Refuse another model's name with 404."""
@@ -88,33 +88,32 @@ class RequestReader:
             message = f"the model {name!r} is not served here; this instance serves {self.model_id!r}"
             raise RequestError(message, status=404, code="model_not_found", param="model")
 
-    def _prompts(self, value: Any) -> list[list[int]]:
-        """A string, a list of strings, a list of token ids, or a list of such lists."""
+    def token_lists(self, value: Any, name: str) -> list[list[int]]:
+        """A string, a list of strings, a list of token ids, or a list of such lists, as lists of token ids."""
         if isinstance(value, str):
             return [self.model.tokenize(value)]
         if isinstance(value, list) and value:
             if all(isinstance(item, str) for item in value):
-                self._check_count(len(value))
-                return [self.model.tokenize(item) for item in value]
+                return [self.model.tokenize(item) for item in self._few(value, name)]
             if all(isinstance(item, int) and not isinstance(item, bool) for item in value):
-                return [self._ids(value)]
+                return [self._ids(value, name)]
             if all(isinstance(item, list) and item for item in value):
-                self._check_count(len(value))
-                return [self._ids(item) for item in value]
+                return [self._ids(item, name) for item in self._few(value, name)]
         raise RequestError(
-            "prompt must be a string, a list of strings, a list of token ids or a list of such lists, and not empty",
-            param="prompt",
+            f"{name} must be a string, a list of strings, a list of token ids or a list of such lists, and not empty",
+            param=name,
         )
 
-    def _check_count(self, count: int) -> None:
-        if count > MAX_PROMPTS:
-            raise RequestError(f"prompt may hold at most {MAX_PROMPTS} prompts, not {count}", param="prompt")
+    def _few(self, value: list[Any], name: str) -> list[Any]:
+        if len(value) > MAX_PROMPTS:
+            raise RequestError(f"{name} may hold at most {MAX_PROMPTS} entries, not {len(value)}", param=name)
+        return value
 
-    def _ids(self, value: list[Any]) -> list[int]:
+    def _ids(self, value: list[Any], name: str) -> list[int]:
         top = self.model.vocab_tokens
         for item in value:
             if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < top:
-                raise RequestError(f"prompt holds {item!r}, which is not a token id below {top}", param="prompt")
+                raise RequestError(f"{name} holds {item!r}, which is not a token id below {top}", param=name)
         return value
 
     def _call(

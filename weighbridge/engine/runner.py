@@ -37,7 +37,8 @@ class Throttle:
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
-    """One context. `context_tokens` is per slot; with `unified` all slots share slots * context_tokens cells."""
+    """One context. `context_tokens` is per slot; with `unified` all slots share slots * context_tokens cells.
+    `adapters` are LoRA files (GGUF) with their scales; they apply to everything that the context computes."""
 
     slots: int = 4
     context_tokens: int = 2048
@@ -47,6 +48,7 @@ class RunnerOptions:
     kv_type: KvType = "f16"
     flash_attention: Literal["auto", "on", "off"] = "on"
     throttle: Throttle = Throttle()
+    adapters: tuple[tuple[str, float], ...] = ()
 
 
 class Rows(NamedTuple):
@@ -97,7 +99,27 @@ class LlamaRunner:
         self._memory = self._lib.llama_get_memory(self._context)
         self.busy_s = 0.0
         self.sleep_s = 0.0
+        self._adapters: list[Any] = []
         self._make_batch(options.batch_rows)
+        self._set_adapters()
+
+    def _set_adapters(self) -> None:
+        scales = []
+        for path, scale in self.options.adapters:
+            self.model.library.take_log()
+            adapter = self._lib.llama_adapter_lora_init(self.model.handle, path.encode())
+            if adapter == self._ffi.NULL:
+                log = self.model.library.take_log()
+                self.close()
+                raise ModelError(f"adapter {path} cannot be loaded: {log[-1] if log else 'no reason given'}")
+            self._adapters.append(adapter)
+            scales.append(scale)
+        if self._adapters:
+            pointers = self._ffi.new("struct llama_adapter_lora *[]", self._adapters)
+            numbers = self._ffi.new("float[]", scales)
+            if self._lib.llama_set_adapters_lora(self._context, pointers, len(scales), numbers) != 0:
+                self.close()
+                raise ModelError("the adapters do not fit the model")
 
     def _make_batch(self, rows: int) -> None:
         ffi = self._ffi

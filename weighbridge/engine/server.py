@@ -12,6 +12,7 @@ from weighbridge.core.errors import RequestError, ServiceError
 from weighbridge.engine import fields
 from weighbridge.engine.answer import Answer
 from weighbridge.engine.chat import ChatTemplate, read_messages
+from weighbridge.engine.embeddings import EmbeddingService
 from weighbridge.engine.engine import Engine
 from weighbridge.engine.fields import Body
 from weighbridge.engine.generation import Output, Sink
@@ -51,6 +52,7 @@ class EngineServer:
         self._reader = RequestReader(
             model, self._template, model_id, self.engine.context_tokens, self._kv.settings.hosts
         )
+        self._embeddings = EmbeddingService(self.engine, self._reader, model_id)
         self._collector = EngineCollector(self.engine, model_id, name)
         self._calls = itertools.count(1)
         self._running = 0
@@ -86,6 +88,7 @@ class EngineServer:
             await self._http.drain(drain_s)
         await self._http.stop()
         await asyncio.to_thread(self.engine.stop)
+        self._embeddings.close()
         await self._kv.close()
 
     def _deliver(self, outputs: list[tuple[Sink, Output]]) -> None:
@@ -105,6 +108,7 @@ class EngineServer:
         routes.post("/v1/completions", self._answering(self._reader.completion, "cmpl"))
         routes.add("GET", KV_PATH + "*", self._kv.get)
         routes.add("DELETE", KV_PATH + "*", self._kv.delete)
+        routes.post("/v1/embeddings", _checked(self._embeddings.handle))
         routes.post("/tokenize", _checked(self._tokenize))
         routes.post("/detokenize", _checked(self._detokenize))
         return routes

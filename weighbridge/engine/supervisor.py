@@ -36,18 +36,20 @@ class _Message(msgspec.Struct):
 
 
 class Supervisor:
-    """Runs one child per instance. `on_state(name, up, info)` tells when one becomes ready or is lost."""
+    """Runs one child per instance, or one for all with `one_process`, which then share weights and live and die
+    together. `on_state(name, up, info)` tells when an instance becomes ready or is lost."""
 
     def __init__(
         self,
         instances: list[InstanceOptions],
         on_state: OnState | None = None,
         on_progress: OnProgress | None = None,
+        *,
+        one_process: bool = False,
     ) -> None:
-        self._children = [
-            _Child(_with_port(options), on_state or _ignore_state, on_progress or _ignore_progress)
-            for options in instances
-        ]
+        ported = [_with_port(options) for options in instances]
+        groups = [ported] if one_process else [[options] for options in ported]
+        self._children = [_Child(group, on_state or _ignore_state, on_progress or _ignore_progress) for group in groups]
 
     async def start(self) -> list[ReadyInfo]:
         """Start all and wait until all are ready.
@@ -56,7 +58,8 @@ class Supervisor:
             ModelError: an instance cannot start; its own reason. All others are stopped before.
         """
         try:
-            return list(await asyncio.gather(*(child.start() for child in self._children)))
+            started = await asyncio.gather(*(child.start() for child in self._children))
+            return [info for group in started for info in group]
         except BaseException:
             await self.stop(0.0)
             raise
@@ -67,14 +70,15 @@ class Supervisor:
 
     def pids(self) -> dict[str, int]:
         """The process id of each instance that runs now."""
-        return {child.options.name: child.pid for child in self._children if child.pid}
+        return {options.name: child.pid for child in self._children if child.pid for options in child.group}
 
 
 class _Child:
-    """One instance's process over all its restarts."""
+    """One process over all its restarts."""
 
-    def __init__(self, options: InstanceOptions, on_state: OnState, on_progress: OnProgress) -> None:
-        self.options = options
+    def __init__(self, group: list[InstanceOptions], on_state: OnState, on_progress: OnProgress) -> None:
+        self.group = group
+        self.name = " and ".join(options.name for options in group)
         self._on_state = on_state
         self._on_progress = on_progress
         self._process: asyncio.subprocess.Process | None = None
@@ -87,10 +91,10 @@ class _Child:
         running = self._process is not None and self._process.returncode is None
         return self._process.pid if running and self._process is not None else 0
 
-    async def start(self) -> ReadyInfo:
-        info = await self._launch()
+    async def start(self) -> list[ReadyInfo]:
+        infos = await self._launch()
         self._watch = asyncio.create_task(self._keep())
-        return info
+        return infos
 
     async def stop(self, drain_s: float) -> None:
         self._stopping = True
@@ -108,9 +112,9 @@ class _Child:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watch
 
-    async def _launch(self) -> ReadyInfo:
+    async def _launch(self) -> list[ReadyInfo]:
         """Start the process and wait for its word that it is ready; raises its reason where it cannot be."""
-        encoded = msgspec.json.encode(self.options).decode()
+        encoded = msgspec.json.encode(self.group).decode()
         self._process = process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -120,26 +124,32 @@ class _Child:
             stdout=asyncio.subprocess.PIPE,
         )
         try:
-            info = await asyncio.wait_for(self._wait_ready(process), READY_TIMEOUT_S)
+            infos = await asyncio.wait_for(self._wait_ready(process), READY_TIMEOUT_S)
         except BaseException:
             if process.returncode is None:
                 process.kill()
             await process.wait()
             raise
-        self._on_state(self.options.name, True, info)
-        return info
+        for info in infos:
+            self._on_state(info.name, True, info)
+        return infos
 
-    async def _wait_ready(self, process: asyncio.subprocess.Process) -> ReadyInfo:
+    async def _wait_ready(self, process: asyncio.subprocess.Process) -> list[ReadyInfo]:
         assert process.stdout is not None
+        ready: list[ReadyInfo] = []
         while line := await process.stdout.readline():
             message = msgspec.json.decode(line, type=_Message)
+            name = self.group[len(ready)].name
             if message.ready is not None:
-                return message.ready
-            if message.error is not None:
-                raise ModelError(f"instance {self.options.name}: {message.error}")
-            self._on_progress(self.options.name, message.progress or 0.0)
+                ready.append(message.ready)
+                if len(ready) == len(self.group):
+                    return ready
+            elif message.error is not None:
+                raise ModelError(f"instance {name}: {message.error}")
+            else:
+                self._on_progress(name, message.progress or 0.0)
         code = await process.wait()
-        raise ServiceError(f"instance {self.options.name} ended with code {code} before it was ready")
+        raise ServiceError(f"instance {self.name} ended with code {code} before it was ready")
 
     async def _keep(self) -> None:
         """Restart the process whenever it ends without being asked to."""
@@ -150,8 +160,9 @@ class _Child:
             code = await self._process.wait()
             if self._stopping:
                 return
-            self._on_state(self.options.name, False, None)
-            log.error("instance %s ended with code %s; it is started again", self.options.name, code)
+            for options in self.group:
+                self._on_state(options.name, False, None)
+            log.error("instance %s ended with code %s; it is started again", self.name, code)
             if time.monotonic() - begun > STEADY_S:
                 backoff_s = FIRST_BACKOFF_S
             while not self._stopping:
@@ -161,7 +172,7 @@ class _Child:
                     await self._launch()
                     break
                 except (ModelError, ServiceError, TimeoutError, OSError) as error:
-                    log.error("instance %s did not start: %s", self.options.name, error)
+                    log.error("instance %s did not start: %s", self.name, error)
 
 
 def _with_port(options: InstanceOptions) -> InstanceOptions:
