@@ -122,7 +122,7 @@ class FakeUpstream:
         try:
             while await self._one(reader, writer):
                 pass
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+        except (asyncio.IncompleteReadError, ConnectionError, RuntimeError, asyncio.CancelledError):
             pass
         finally:
             self._tasks.discard(task)
