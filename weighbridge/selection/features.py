@@ -125,7 +125,7 @@ class HashedNgrams:
         classes = _CLASSES[data]
         starts = _token_starts(classes).tolist()
         buckets = (_word_hashes(data, classes) & np.uint64(self.buckets - 1)).tolist()
-        ends = [*starts[1:], len(raw)]
+        ends = [*starts[1:], len(raw)][: len(starts)]
         pieces = [raw[a:b].decode("utf-8", "replace").strip() for a, b in zip(starts, ends, strict=True)]
         return list(zip(pieces, buckets, strict=True))
 

@@ -21,12 +21,12 @@ Matrix = NDArray[np.float64]
 _OURS, _OTHERS, _GUIDE = "#c2410c", "#475569", "#94a3b8"
 
 
-def _figure() -> Figure:
+def _figure(width: float = 7.2) -> Figure:
     try:
         from matplotlib.figure import Figure as Canvas
     except ImportError:
         raise InputError("a report with pictures needs the extra: pip install 'weighbridge[report]'") from None
-    return Canvas(figsize=(7.2, 4.6), dpi=120, layout="constrained")
+    return Canvas(figsize=(width, 4.6), dpi=120, layout="constrained")
 
 
 def _png(figure: Figure) -> bytes:
@@ -37,7 +37,7 @@ def _png(figure: Figure) -> bytes:
 
 def score_against_cost(ours: Sequence[tuple[str, Result]], others: Mapping[str, Result], title: str) -> bytes:
     """Every way of choosing as a point; ours joined as a line, by what a good answer is worth."""
-    figure = _figure()
+    figure = _figure(10.0)
     axes = figure.subplots()
     axes.plot(
         [r.cost_usd for _, r in ours],
@@ -49,13 +49,14 @@ def score_against_cost(ours: Sequence[tuple[str, Result]], others: Mapping[str, 
     )
     for name, result in ours:
         axes.annotate(name, (result.cost_usd, result.avg_score), (4, 5), textcoords="offset points", fontsize=7)
-    for name, result in others.items():
-        axes.plot([result.cost_usd], [result.avg_score], "s", color=_OTHERS, markersize=4)
-        axes.annotate(
-            name, (result.cost_usd, result.avg_score), (4, -9), textcoords="offset points", fontsize=7, color=_OTHERS
-        )
+    for number, (name, result) in enumerate(others.items(), 1):
+        # names would run over each other where points lie close: numbers here, names beside the picture
+        label = f"{number}  {name}: {result.avg_score:.2f} at ${result.cost_usd:.2f}"
+        axes.plot([result.cost_usd], [result.avg_score], "s", color=_OTHERS, markersize=4, label=label)
+        place = (result.cost_usd, result.avg_score)
+        axes.annotate(str(number), place, (4, -9), textcoords="offset points", fontsize=7, color=_OTHERS)
     axes.set(xlabel="cost of all cases, USD", ylabel="mean score, points", title=title)
-    axes.legend(loc="lower right", frameon=False)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=7)
     return _png(figure)
 
 
