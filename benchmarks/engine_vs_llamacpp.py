@@ -190,6 +190,9 @@ def compare(case: str, runs: int, library: str | None, seed: int) -> dict[str, o
                         "computed": requests * length - sum(row[2] for row in reply["rows"]),
                     }
                 )
+            print(
+                case, run, json.dumps({name: rows[-1] for name, rows in results.items()}), file=sys.stderr, flush=True
+            )
     finally:
         for name, (process, _) in sides.items():
             out, _ = process.communicate(timeout=60)
