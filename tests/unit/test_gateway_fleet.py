@@ -1,11 +1,13 @@
 """Health, restarts, models, the admin listener and the parity of the recorded event log."""
 
 import asyncio
+import hashlib
 import json
 import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.gateway import MODEL, QUICK, answer, chat, data_of, frame, front, instance
@@ -14,7 +16,7 @@ from tests.support.upstream import Call, FakeUpstream
 from weighbridge.core.errors import ConfigError, ServiceError
 from weighbridge.core.event_log import LogReader
 from weighbridge.core.instance import Limits
-from weighbridge.gateway import Gateway, GatewaySettings, InstanceSettings
+from weighbridge.gateway import Gateway, GatewaySettings, InstanceSettings, KeySettings
 from weighbridge.gateway.settings import HealthSettings
 from weighbridge.routing.replay import check
 from weighbridge.routing.router import RouterSettings
@@ -345,5 +347,66 @@ def test_discovery_reads_models_and_limits_from_the_engine() -> None:
                 started[0] = metrics.replace(b"1000.0", b"2000.0")
                 await until(lambda: endpoint.generation == 2)
                 assert endpoint.up
+
+    run(main())
+
+
+def test_instances_join_and_leave_while_requests_run() -> None:
+    async def main() -> None:
+        gate = asyncio.Event()
+
+        async def held(call: Call) -> None:
+            await call.sse_head()
+            await call.chunk(frame("a"))
+            await gate.wait()
+            await call.chunk(frame(finish="stop"))
+            await call.last_chunk()
+
+        async with FakeUpstream(held) as one, FakeUpstream(answer) as two, front(one) as f:
+            running = asyncio.create_task(f.post(chat()))
+            await until(lambda: len(one.calls) == 1)
+            admin = f"http://127.0.0.1:{f.gateway.admin_port}/instances"
+            body = json.dumps({"name": "late", "url": two.url, "kind": "embedded", "models": [MODEL]}).encode()
+            assert (await f.client.request("POST", admin, body=body)).status == 201
+            assert (await f.client.request("POST", admin, body=body)).status == 400
+            assert (await f.client.request("POST", admin, body=b'{"name":"x","url":"nope"}')).status == 400
+            assert (await f.client.request("POST", admin, body=b'{"nonsense":1}')).status == 400
+            await until(lambda: f.gateway.driver.endpoints["late"].up)
+            assert (await f.post(chat(stream=False))).status == 200
+            removing = asyncio.create_task(f.client.request("POST", admin + "/remove?name=i0"))
+            await until(lambda: f.gateway.driver.endpoints["i0"].draining)
+            for _ in range(4):
+                assert (await f.post(chat(stream=False))).status == 200
+            assert len(one.calls) == 1, "nothing new goes there"
+            assert not running.done()
+            gate.set()
+            assert "error" not in (await running).body.decode()
+            assert (await removing).json()["all_ended"] is True
+            assert set(f.gateway.driver.endpoints) == {"late"}
+            assert (await f.client.request("POST", admin + "/remove?name=i0")).status == 404
+            f.assert_idle()
+
+    run(main())
+
+
+def test_reload_swaps_instances_and_keys_and_refuses_what_needs_a_restart() -> None:
+    async def main() -> None:
+        async with FakeUpstream(answer) as one, FakeUpstream(answer) as two, front(one) as f:
+            old = f.gateway.settings
+            key = KeySettings(sha256=hashlib.sha256(b"k").hexdigest(), tenant="t")
+            with pytest.raises(ConfigError, match="restart"):
+                await f.gateway.reload(msgspec.structs.replace(old, port=old.port + 1, keys=(key,)))
+            with pytest.raises(ConfigError):
+                broken = (*old.instances, InstanceSettings(name="x", url="nope"))
+                await f.gateway.reload(msgspec.structs.replace(old, instances=broken, keys=(key,)))
+            assert (await f.post(chat())).status == 200, "a refused reload changes nothing"
+            swapped = msgspec.structs.replace(old, instances=(instance(two, "i0"),), keys=(key,))
+            assert await f.gateway.reload(swapped) == ["replaced i0"]
+            await until(lambda: f.gateway.driver.endpoints["i0"].up)
+            assert (await f.post(chat())).status == 401
+            assert (await f.post(chat(), authorization="Bearer k")).status == 200
+            assert two.calls
+            assert f.gateway.driver.router.fleet.instances["i0"].generation == 2
+            f.assert_idle()
 
     run(main())

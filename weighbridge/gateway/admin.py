@@ -10,9 +10,11 @@ import msgspec
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 
+from weighbridge.core.errors import ConfigError, ProfileError
 from weighbridge.core.instance import LoadReport
 from weighbridge.cost.online import OnlineCost
 from weighbridge.gateway.auth import bearer
+from weighbridge.gateway.settings import InstanceSettings
 from weighbridge.gateway.stats import gauge
 from weighbridge.http import Request, Responder, Routes
 from weighbridge.routing.policies.registry import policy_names
@@ -47,6 +49,8 @@ class Admin:
         self.routes.get("/policies", self._policies)
         self.routes.post("/instances/drain", self._drain)
         self.routes.post("/instances/undrain", self._undrain)
+        self.routes.post("/instances", self._add)
+        self.routes.post("/instances/remove", self._remove)
 
     def __call__(self, request: Request, responder: Responder) -> Any:
         """Checks, then answers."""
@@ -108,6 +112,25 @@ class Admin:
         records = [] if choice is None else list(choice.records.values())[-int(text) :]
         rows = [{"request_id": r.request_id, "at_s": r.at_s, "decision": r.decision} for r in reversed(records)]
         responder.send_json(200, {"selections": rows})
+
+    async def _add(self, request: Request, responder: Responder) -> None:
+        """Adds the instance whose settings are the body; it takes requests after its first good probe."""
+        try:
+            settings = msgspec.json.decode(request.body, type=InstanceSettings)
+            await self._gateway.add_instance(settings)
+        except (msgspec.DecodeError, ConfigError, ProfileError) as error:
+            responder.send_error(400, str(error))
+            return
+        responder.send_json(201, {"instance": settings.name})
+
+    async def _remove(self, request: Request, responder: Responder) -> None:
+        """Drains an instance (bounded by `drain_s`) and forgets it."""
+        name = request.param("name") or ""
+        if name not in self._gateway.driver.endpoints:
+            responder.send_error(404, "There is no instance of that name.", param="name")
+            return
+        ended = await self._gateway.remove_instance(name)
+        responder.send_json(200, {"instance": name, "all_ended": ended})
 
     def _drain(self, request: Request, responder: Responder) -> None:
         self._switch(request, responder, draining=True)

@@ -14,6 +14,7 @@ import msgspec
 
 from weighbridge.core.errors import ConfigError, ServiceError
 from weighbridge.core.event_log import Header, encode_header
+from weighbridge.core.events import InstanceDown
 from weighbridge.gateway.admin import Admin
 from weighbridge.gateway.driver import Driver
 from weighbridge.gateway.endpoint import Endpoint
@@ -27,6 +28,11 @@ from weighbridge.routing.router import Router
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 FLUSH_S = 0.25
+FIXED = (
+    *("host", "port", "admin_host", "admin_port", "admin_token_env", "router", "data_dir", "log_bytes", "log_files"),
+    *("server", "selection", "salt_env", "isolate_tenants", "tls_cert", "tls_key"),
+)
+"""Settings that a reload cannot change."""
 
 
 class Gateway:
@@ -89,9 +95,56 @@ class Gateway:
         if settings.name in self.driver.endpoints:
             raise ConfigError(f"an instance named {settings.name!r} exists already")
         endpoint = Endpoint(settings, self.settings.client, self._environment)
-        self.driver.endpoints[endpoint.name] = endpoint
-        self.health.add(endpoint)
+        self._join(endpoint)
         return endpoint
+
+    def _join(self, endpoint: Endpoint) -> None:
+        known = self.driver.router.fleet.instances.get(endpoint.name)
+        if known is not None:  # the name was used before: the Router must see a new life
+            endpoint.generation = known.generation
+        self.driver.endpoints[endpoint.name] = endpoint
+        self.health.add(endpoint, returning=known is not None)
+
+    async def remove_instance(self, name: str, timeout_s: float | None = None) -> bool:
+        """Takes an engine out: nothing new is sent there, what runs there ends; True if all did in time."""
+        endpoint = self.driver.endpoints[name]
+        self.health.drain(endpoint)
+        limit_s = self.settings.drain_s if timeout_s is None else timeout_s
+        ended = await self.health.wait_idle(endpoint, limit_s)
+        if not ended:
+            self.driver.feed(InstanceDown(instance=name, reason="removed"))
+        await self.health.remove(endpoint)
+        del self.driver.endpoints[name]
+        if endpoint.pool is not None:
+            await endpoint.pool.close()
+        return ended
+
+    async def reload(self, settings: GatewaySettings) -> list[str]:
+        """Swaps instances, keys, caps and health settings while serving; returns what changed, in words.
+
+        All of `settings` is checked first; on an error nothing has changed. Raises ConfigError, also for a change that
+        needs a restart (listeners, router, data directory).
+        """
+        fixed = [name for name in FIXED if getattr(settings, name) != getattr(self.settings, name)]
+        if fixed:
+            raise ConfigError(f"{', '.join(fixed)} cannot change while serving; restart", path=f"$.{fixed[0]}")
+        old = {i.name: i for i in self.settings.instances}
+        new = {i.name: i for i in settings.instances}
+        if len(new) != len(settings.instances):
+            raise ConfigError("two instances have the same name", path="$.instances")
+        changed = [n for n in new if n not in old or old[n] != new[n]]
+        fresh = {n: Endpoint(new[n], settings.client, self._environment) for n in changed}
+        words = [f"added {n}" if n not in old else f"replaced {n}" for n in changed]
+        gone = [n for n in old if n not in new]
+        self.settings = settings
+        self.surface.apply(settings)
+        self.health.apply(settings.health)
+        for name in (*gone, *(n for n in changed if n in old)):
+            if name in self.driver.endpoints:
+                await self.remove_instance(name)
+        for endpoint in fresh.values():
+            self._join(endpoint)
+        return [*words, *(f"removed {n}" for n in gone)]
 
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Readiness turns false first, then nothing new is accepted and running requests end; True if all did."""

@@ -59,11 +59,16 @@ class Health:
         for endpoint in self._driver.endpoints.values():
             self.add(endpoint)
 
-    def add(self, endpoint: Endpoint) -> None:
-        """Begins probing one engine."""
+    def apply(self, settings: HealthSettings) -> None:
+        """Takes over reloaded settings."""
+        self._settings = settings
+
+    def add(self, endpoint: Endpoint, *, returning: bool = False) -> None:
+        """Begins probing one engine. `returning`: its name was used before, so its first life here is a new one."""
         limits = ClientLimits(connect_s=self._settings.timeout_s, idle_s=2.0)
         self._clients[endpoint.name] = HttpClient(limits, endpoint.ssl_context)
         state = self._states[endpoint.name] = _State()
+        state.refused = returning
         state.task = asyncio.get_running_loop().create_task(self._watch(endpoint, state))
 
     async def remove(self, endpoint: Endpoint) -> None:
@@ -91,11 +96,18 @@ class Health:
             return False
         return True
 
+    async def wait_idle(self, endpoint: Endpoint, timeout_s: float) -> bool:
+        """True once nothing runs on an engine, False after `timeout_s`."""
+        limit = time.monotonic() + timeout_s
+        while endpoint.running and time.monotonic() < limit:  # noqa: ASYNC110 - counted in many places, waited for here
+            await asyncio.sleep(0.02)
+        return not endpoint.running
+
     # probes
 
     async def _watch(self, endpoint: Endpoint, state: _State) -> None:
-        settings = self._settings
         while True:
+            settings = self._settings
             try:
                 await self._look(endpoint, state)
             except asyncio.CancelledError:

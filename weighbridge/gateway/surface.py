@@ -77,6 +77,12 @@ class Surface:
         self.routes.get("/healthz", self._alive)
         self.routes.get("/health", self._alive)
 
+    def apply(self, settings: GatewaySettings) -> None:
+        """Takes over reloaded keys and caps; what keys have spent is kept."""
+        self.settings = settings
+        self.auth = Authorizer(settings)
+        self._offered.clear()
+
     # before the body
 
     def admit(self, request: Request) -> tuple[int, str] | None:
