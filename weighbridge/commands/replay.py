@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from weighbridge.routing.replay import ShadowSummary
 
 
 def register(app: typer.Typer) -> None:
@@ -22,6 +27,9 @@ def replay(
     policy: Annotated[
         list[str] | None, typer.Option("--policy", help="Show what this policy would have chosen; may be repeated.")
     ] = None,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Show what the log's shadow policies would have chosen.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Re-run a recorded log through a fresh router.
@@ -45,7 +53,7 @@ def replay(
 
     result: dict[str, object] = {"log": [str(path) for path in log]}
     failed = False
-    if check or not policy:
+    if check or not (policy or summary):
         reader = read()
         parity = replaying.check(reader.header, reader)
         failed = bool(parity.mismatches)
@@ -56,6 +64,8 @@ def replay(
             reader = read()
             alternatives.append(replaying.alternative(reader.header, reader, name, {}))
         result["alternatives"] = alternatives
+    if summary:
+        result["shadows"] = replaying.shadow_summary(read())
     if as_json:
         typer.echo(msgspec.json.encode(result).decode())
     else:
@@ -83,6 +93,9 @@ def _print(result: dict[str, object]) -> None:
             console.print(f"  entry {m.entry} at {m.t:.3f} s, {m.event}:", markup=False)
             console.print(f"    recorded {_short(m.recorded)}", markup=False)
             console.print(f"    replayed {_short(m.replayed)}", markup=False)
+    shadows = result.get("shadows")
+    if isinstance(shadows, list):
+        _print_shadows(console, shadows)
     alternatives = result.get("alternatives")
     if isinstance(alternatives, list):
         table = Table(title="Where each policy would have sent the recorded requests")
@@ -97,6 +110,22 @@ def _print(result: dict[str, object]) -> None:
             share = f"{100 * a.agree / placed:.1f} %" if placed else "-"
             table.add_row(a.policy, share, *(str(a.alternative_share.get(n, 0)) for n in names))
         console.print(table)
+
+
+def _print_shadows(console: Console, shadows: list[ShadowSummary]) -> None:
+    from rich.table import Table
+
+    if not shadows:
+        console.print("no shadow policies in this log; set router.shadow, for example [least_tokens]")
+        return
+    table = Table(title="What shadow policies would have chosen")
+    for column in ("policy", "placements", "agrees", "TTFT there", "TTFT where sent"):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for row in shadows:
+        pair = [f"{x / row.compared:.3f} s" if row.compared else "-" for x in (row.ttft_s, row.chosen_ttft_s)]
+        table.add_row(row.policy, str(row.asked), f"{100 * row.agreed / row.asked:.1f} %", *pair)
+    console.print(table)
+    console.print("forecast TTFT is the mean over the placements on which they disagree")
 
 
 def _short(actions: object) -> str:

@@ -20,6 +20,15 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     excluded: str | None = None
 
 
+class ShadowChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a shadow policy would have chosen, with the TTFT forecast there and on the instance really chosen."""
+
+    policy: str
+    instance: str
+    ttft_s: float | None = None
+    chosen_ttft_s: float | None = None
+
+
 class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The record of one placement. `length_estimate` names the output-length estimate that was used."""
 
@@ -33,3 +42,4 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     length_estimate: str = "full_budget"
     expected_output_tokens: int = 0
     note: str = ""
+    shadows: tuple[ShadowChoice, ...] = ()

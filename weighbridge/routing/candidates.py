@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weighbridge.core.actions import Leg
-from weighbridge.core.decision import Candidate, Decision
+from weighbridge.core.decision import Candidate, Decision, ShadowChoice
 from weighbridge.core.request import Request
 from weighbridge.routing.fleet import Fleet, Instance
 from weighbridge.routing.policy import Choice, Option, View
@@ -128,6 +128,7 @@ class Candidates:
 def decision(
     view: View, choice: Choice, fleet: Fleet, *, policy: str, attempt: int, queued_s: float, length_estimate: str,
     failed_on: frozenset[str],
+    shadows: tuple[ShadowChoice, ...] = (),
 ) -> Decision:  # fmt: skip
     """The record of a placement: every instance of the fleet, chosen from or excluded with the reason."""
     assert choice.index is not None
@@ -160,6 +161,7 @@ def decision(
         length_estimate=length_estimate,
         expected_output_tokens=chosen.decode_tokens,
         note=choice.note,
+        shadows=shadows,
     )
 
 

@@ -14,6 +14,7 @@ from weighbridge.routing.live import RUNNING, Live
 from weighbridge.routing.policy import Choice, Policy, View
 from weighbridge.routing.room import shortlist
 from weighbridge.routing.settings import RouterSettings
+from weighbridge.routing.shadow import Shadows
 
 
 class Placing:
@@ -32,6 +33,7 @@ class Placing:
             noise=settings.length_noise,
             seed=settings.seed,
         )
+        self.shadows = Shadows(settings.shadow, settings.seed)
         self.on_start: Callable[[Live], None] = lambda live: None
         """Told of every attempt that is sent."""
         self.shortlists = getattr(policy, "shortlist", False)
@@ -152,6 +154,7 @@ class Placing:
                 queued_s=view.now_s - live.held_s if self.holds else 0.0,
                 length_estimate=self.lengths.name,
                 failed_on=live.failed_on,
+                shadows=self.shadows.ask(view, choice.index) if self.shadows else (),
             )
         priority = None
         if chosen.spec.takes_priority:

@@ -123,6 +123,46 @@ def wish(
     return None
 
 
+class ShadowSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """How one shadow policy compares over a log. The forecast TTFT sums cover its disagreements that have both."""
+
+    policy: str
+    asked: int
+    agreed: int
+    compared: int
+    ttft_s: float
+    chosen_ttft_s: float
+
+
+def shadow_summary(entries: Iterable[Entry]) -> list[ShadowSummary]:
+    """What the shadow policies recorded in a log's decisions would have done, by policy name."""
+    sums: dict[str, list[float]] = {}
+    for entry in entries:
+        for action in entry.a:
+            if not isinstance(action, Dispatch) or action.decision is None:
+                continue
+            for shadow in action.decision.shadows:
+                row = sums.setdefault(shadow.policy, [0, 0, 0, 0.0, 0.0])
+                row[0] += 1
+                if shadow.instance == action.decision.chosen:
+                    row[1] += 1
+                elif shadow.ttft_s is not None and shadow.chosen_ttft_s is not None:
+                    row[2] += 1
+                    row[3] += shadow.ttft_s
+                    row[4] += shadow.chosen_ttft_s
+    return [
+        ShadowSummary(
+            policy=name,
+            asked=int(row[0]),
+            agreed=int(row[1]),
+            compared=int(row[2]),
+            ttft_s=row[3],
+            chosen_ttft_s=row[4],
+        )
+        for name, row in sorted(sums.items())
+    ]
+
+
 def _first_leg(action: Dispatch) -> tuple[str, ...]:
     return (action.prefill_instance or "", action.instance) if action.leg == "both" else (action.instance,)
 

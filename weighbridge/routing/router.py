@@ -43,6 +43,7 @@ from weighbridge.routing.policies.registry import make_policy
 from weighbridge.routing.policy import Policy
 from weighbridge.routing.pump import Pump
 from weighbridge.routing.settings import RouterSettings
+from weighbridge.routing.stability import Offer, Stability
 
 __all__ = ["Router", "RouterSettings"]
 
@@ -61,6 +62,7 @@ class Router:
             self.settings.tiers[0] if self.settings.tiers else DEFAULT_TIERS[1]
         )
         self._correction = Correction()
+        self._offer = Offer()
         self._live: dict[str, Live] = {}
         self.admission = Admission(self.settings)
         self._placing.on_start = self._started
@@ -107,6 +109,10 @@ class Router:
         pool = self._placing.candidates.pool(request.model)
         return outlook(pool, self.fleet, self._pump.held(request.model), request, tier, now_s)
 
+    def stability(self, now_s: float) -> Stability:
+        """What is offered against what the instances that are up can sustain."""
+        return self._offer.stability([instance for instance in self.fleet if instance.up], now_s)
+
     @property
     def held_requests(self) -> int:
         """Requests that wait here: for a first instance, or between their legs for a decode instance."""
@@ -130,6 +136,7 @@ class Router:
         live.lengths = lengths.table(request)
         live.length_scale = lengths.draw_scale()
         live.expected_output_tokens = lengths.expected(request, live.lengths, 0, live.length_scale)
+        self._offer.add(request, live.expected_output_tokens, now_s)
         live.cost_tokens = request.prompt_tokens + live.expected_output_tokens
         refusal = self.admission.enter(live, now_s)
         if refusal is not None:

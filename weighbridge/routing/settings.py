@@ -46,6 +46,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Correct profiles by what running requests show of step and prefill times."""
     room_kv: float = 0.8
     """Share of an instance's KV that held requests may fill, their prompts and a margin included."""
+    shadow: tuple[str, ...] = ()
+    """Policies that are asked about every placement and recorded in its decision, never obeyed."""
     headroom: float = 0.1
     """Share of room that tiers leave to more urgent ones which may preempt, on engines that cannot preempt."""
     decode_kv: float = 0.95
