@@ -242,3 +242,32 @@ def test_a_prefix_cache_saves_prefill() -> None:
     assert records[1].ttft_s < 0.6 * records[0].ttft_s
     _, without, _ = simulate(mixed(1), requests)
     assert {r.cached_tokens for r in without} == {0}
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_an_engine_preempts_when_it_is_asked_to(mode: str) -> None:
+    from weighbridge.core.actions import Preempt
+    from weighbridge.core.events import TokensProgressed
+
+    class Preempting(Router):
+        """Asks once, when the first request has generated some tokens."""
+
+        asked = False
+
+        def handle(self, event, now_s):
+            actions = super().handle(event, now_s)
+            if isinstance(event, TokensProgressed) and event.request_id == "r0" and not self.asked:
+                self.asked = True
+                actions = [*actions, Preempt(request_id="r0", instance="i0", mode=mode)]
+            return actions
+
+    fleet = mixed(1).changed(preemption=("swap", "recompute"))
+    simulation = Simulation(Preempting(RouterSettings(record_decisions=False)), fleet)
+    records = simulation.run([TraceRequest(0.0, 800, 100), TraceRequest(0.1, 100, 60)])
+    undisturbed = simulate(mixed(1), [TraceRequest(0.0, 800, 100), TraceRequest(0.1, 100, 60)])[1]
+    assert [r.status for r in records] == ["ok", "ok"]
+    assert [r.preemptions for r in records] == [1, 0]
+    assert simulation.instances[0].used_blocks == 0
+    # Dropped KV is computed again; KV in host memory is not.
+    lost = records[0].last_token_s - undisturbed[0].last_token_s
+    assert (lost > 0.02) == (mode == "recompute")

@@ -29,7 +29,7 @@ class SimulatedInstance:
 
     `knows_costs` False tells the router neither step terms nor rates, as if it had never been calibrated.
     `rates` replaces the two-rate view that is derived from the step terms. `priorities` says that its scheduler orders
-    by priority, and tells the router so.
+    by priority, and tells the router so. `preemption` names the modes in which it preempts a request when asked to.
     """
 
     name: str
@@ -43,6 +43,7 @@ class SimulatedInstance:
     pool: str = "default"
     priorities: bool = False
     rates: Rates | None = None
+    preemption: tuple[str, ...] = ()
 
     def spec(self) -> InstanceSpec:
         """What a calibrated gateway would know of it."""
@@ -64,6 +65,7 @@ class SimulatedInstance:
             step=step if self.knows_costs else None,
             error=self.error if self.knows_costs else None,
             takes_priority=self.priorities,
+            preemption=self.preemption,
         )
 
 

@@ -54,11 +54,14 @@ class SimInstance(Protocol):
 
 
 def make_instance(
-    name: str, config: SchedulerConfig, runner: CostRunner, stepping: Stepping = "auto"
+    name: str, config: SchedulerConfig, runner: CostRunner, stepping: Stepping = "auto", *, preemptible: bool = False
 ) -> FastForwardInstance | StepwiseInstance:
-    """The fastest instance that models the configuration exactly; `stepwise` asks for the oracle itself."""
+    """The fastest instance that models the configuration exactly; `stepwise` asks for the oracle itself.
+
+    `preemptible`: the router may ask it to preempt single requests.
+    """
     if stepping == "stepwise":
         return StepwiseInstance(name, config, runner)
-    if can_fast_forward(config, runner):
+    if can_fast_forward(config, runner) and not preemptible:
         return FastForwardInstance(name, config, runner)
     return StepwiseInstance(name, config, runner, jump=True)

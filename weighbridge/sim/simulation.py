@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import msgspec
 
-from weighbridge.core.actions import Abort, Action, Dispatch, Reject
+from weighbridge.core.actions import Abort, Action, Dispatch, Preempt, Reject
 from weighbridge.core.event_log import Header, encode_entry, encode_header
 from weighbridge.core.events import (
     Event,
@@ -36,6 +36,7 @@ from weighbridge.sim.fleet import SimulatedFleet
 from weighbridge.sim.instance import SimInstance, make_instance
 from weighbridge.sim.job import FIRST_TOKEN, Job, StepSpan
 from weighbridge.sim.live import Live, SimulationSettings, Stages, arrived
+from weighbridge.sim.stepwise import StepwiseInstance
 from weighbridge.workload.streams import Streams
 from weighbridge.workload.trace import TraceRequest
 
@@ -60,8 +61,6 @@ class Simulation:
         self.settings = settings or SimulationSettings()
         self.records: list[RequestRecord] = []
         self.stages: dict[str, Stages] = {}
-        self.now_s = 0.0
-        self.ignored_actions = 0
         self._log = log
         self._on_arrival = on_arrival
         self._keep_stages = keep_stages
@@ -79,6 +78,7 @@ class Simulation:
                     rng=streams.get(f"steps/{one.name}"),
                 ),
                 self.settings.stepping,
+                preemptible=bool(one.preemption),
             )
             for one in fleet.instances
         ]
@@ -134,10 +134,8 @@ class Simulation:
             if priority == STEP:
                 index, version = what
                 if instances[index].version == version:
-                    self.now_s = now
                     self._step(index, now)
                 continue
-            self.now_s = now
             handlers[priority](what, now)
             if not self._more and not self.live:
                 break
@@ -197,9 +195,12 @@ class Simulation:
                 self._last_move_s = now
         elif type(action) is Abort:
             self._abort(action, now)
-        elif action.__class__.__name__ != "Hold":
-            # No engine interface lets a router pause one request; engines preempt by the priority they are given.
-            self.ignored_actions += 1
+        elif type(action) is Preempt:
+            live = self.live.get(action.request_id)
+            instance = self.instances[index := self.index[action.instance]]
+            if live is not None and live.job is not None and isinstance(instance, StepwiseInstance):
+                instance.preempt(live.job, action.mode, now)
+                self.sync(index)
 
     # -- requests --
 

@@ -22,8 +22,8 @@ class StepwiseInstance:
     """One simulated engine. `wake_s` is when its running step (or jump) ends; inf when it does nothing."""
 
     __slots__ = (
-        "_batch", "_jobs", "_slowdown", "_stretch", "_throughput", "_tokens_out", "config", "jump", "name", "on_step",
-        "preemptions", "runner", "scheduler", "steps_run", "version", "wake_s",
+        "_batch", "_jobs", "_preempts", "_slowdown", "_stretch", "_throughput", "_tokens_out", "config", "jump", "name",
+        "on_step", "preemptions", "runner", "scheduler", "steps_run", "version", "wake_s",
     )  # fmt: skip
 
     def __init__(self, name: str, config: SchedulerConfig, runner: CostRunner, *, jump: bool = False) -> None:
@@ -42,6 +42,7 @@ class StepwiseInstance:
         self._batch: Batch | None = None
         self._stretch = Stretch()
         self._slowdown: float | None = None
+        self._preempts: list[tuple[Job, str]] = []
         self._tokens_out = 0
         self._throughput = Throughput()
 
@@ -120,6 +121,11 @@ class StepwiseInstance:
         if seq.status is Status.FINISHED:
             self._jobs.pop(job.id, None)
 
+    def preempt(self, job: Job, mode: str, now_s: float) -> None:
+        """At the next step boundary, put a running job back into the queue: its KV swapped out or dropped (`mode`)."""
+        self._preempts.append((job, mode))
+        self._cut(now_s)
+
     def slow_down(self, factor: float, now_s: float) -> None:
         """From the next step on, every step takes `factor` times the profile's seconds."""
         self._slowdown = factor
@@ -185,6 +191,8 @@ class StepwiseInstance:
         self.version += 1
         if self._slowdown is not None:
             self.runner.slowdown, self._slowdown = self._slowdown, None
+        if self._preempts:
+            self._preempt_asked()
         batch = self.scheduler.schedule(now_s)
         if batch is None and not self.scheduler.running and len(self.scheduler.waiting):
             # Preempted down to nothing (leases hold the memory): the queue may be tried at once.
@@ -205,6 +213,17 @@ class StepwiseInstance:
             terms = self.runner.terms
             stretch.growth_s = self.runner.slowdown * sequences * (terms.kv_s + terms.scan_s * sequences)
         self.wake_s = stretch.end(stretch.steps)
+
+    def _preempt_asked(self) -> None:
+        for job, mode in self._preempts:
+            seq = self.scheduler.find(job.id)
+            if seq is None or seq.status is not Status.RUNNING:
+                continue
+            computed = seq.computed_tokens
+            self.scheduler.preempt(seq, Batch([], [], [], []))
+            seq.swapped_tokens = computed if mode == "swap" else 0
+            self.preemptions += 1
+        self._preempts = []
 
     def _jump_length(self, batch: Batch) -> int:
         """Steps that will hold exactly these decodes: until one ends, memory runs short, or the queue may move."""
