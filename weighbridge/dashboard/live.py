@@ -73,16 +73,16 @@ class FleetAnswer(msgspec.Struct, kw_only=True):
 
 
 class AdminSource:
-    """Polls one gateway. `log` overrides the path that the gateway names."""
+    """Polls one gateway. `log` overrides the path that the gateway names; `window_s` None counts from the beginning."""
 
-    def __init__(self, url: str, token: str = "", log: Path | None = None) -> None:
+    def __init__(self, url: str, token: str = "", log: Path | None = None, window_s: float | None = 60.0) -> None:
         self.name = url
         self._url = url.rstrip("/")
         self._headers = (("authorization", f"Bearer {token}"),) if token else ()
         self._log = log
         self._client = HttpClient()
         self._tail = LogTail()
-        self._observer = Observer()
+        self._observer = Observer(window_s)
         self._reason = ""
 
     async def poll(self) -> Snapshot:
