@@ -7,13 +7,15 @@ import random
 import msgspec
 import pytest
 
-from tests.support.engines import Listening
+from tests.support.engines import Listening, listening
 from tests.support.loop import run
 from weighbridge.calibrate.check import check_url
 from weighbridge.calibrate.endpoint import read_endpoint, read_load
 from weighbridge.calibrate.probe import Probe, Prober
 from weighbridge.calibrate.quick import quick_profile
+from weighbridge.calibrate.transfer import measure_transfer
 from weighbridge.core.errors import ProfileError
+from weighbridge.engine.instance import InstanceOptions
 from weighbridge.http.client import HttpClient
 
 pytestmark = pytest.mark.engine
@@ -67,3 +69,13 @@ def test_a_quick_profile_fits_its_engine_and_no_other(listener: Listening) -> No
             await check_url(listener.url, other, name="p.json", load=0.3, seconds=3.0)
 
     run(main())
+
+
+def test_moving_kv_between_two_instances_is_measured(listener: Listening) -> None:
+    with listening(InstanceOptions(slots=2, context_tokens=512, threads=1, probe=False)) as other:
+        terms = run(measure_transfer(other.url, listener.url, sizes=(16, 160), rounds=2))
+    assert terms.count == 4
+    assert terms.latency_s >= 0.0
+    # KV of this model is 23 KB a token, so 160 tokens are 4 MB: more than any latency hides
+    assert terms.seconds_per_byte > 0.0
+    assert terms.seconds(4_000_000) < 5.0

@@ -117,6 +117,11 @@ async def read_load(client: HttpClient, endpoint: Endpoint) -> tuple[Load, float
     return load_of(page), _gauge(page, ("process_start_time_seconds",))
 
 
+async def read_counter(client: HttpClient, endpoint: Endpoint, names: tuple[str, ...]) -> float | None:
+    """The first of these metrics that the engine's page has, summed over labels; None where it has none."""
+    return _gauge(await _page(client, endpoint.url, "/metrics", endpoint.headers), names)
+
+
 def load_of(page: Reply | None) -> Load:
     """The load that a metrics page tells."""
     running, waiting = _gauge(page, _RUNNING), _gauge(page, _WAITING)

@@ -23,8 +23,12 @@ def read_profile(path: Path) -> Profile:
 
 
 def write_profile(path: Path, profile: Profile) -> None:
+    """Raises InputError naming the file; a profile that was there before stays then."""
+    write_bytes(path, encode_profile(profile))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
     """Write beside the target and rename over it. Raises InputError naming the file."""
-    data = encode_profile(profile)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -103,7 +103,7 @@ class Prober:
                 "POST", f"{self._endpoint.url}/v1/completions", body=body, headers=headers
             ) as reply:
                 if reply.status != 200:
-                    raise UpstreamError(f"{where}: {_reason(reply.status, await reply.read())}")
+                    raise UpstreamError(f"{where}: {error_text(reply.status, await reply.read())}")
                 if "event-stream" not in (reply.header(b"content-type") or b"").decode("latin-1"):
                     raise UpstreamError(f"{where}: the engine does not stream, so no first token can be timed")
                 parser, reading = SseParser(), _Reading()
@@ -185,7 +185,7 @@ class _Reading:
             self.pieces.append(now)
 
 
-def _reason(status: int, body: bytes) -> str:
+def error_text(status: int, body: bytes) -> str:
     """What an error reply says, in one line."""
     told = ""
     try:

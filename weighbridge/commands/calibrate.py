@@ -38,6 +38,9 @@ def calibrate(
     under_load: Annotated[bool, typer.Option("--under-load", help="Measure although others use the engine.")] = False,
     check: Annotated[Path | None, typer.Option("--check", help="Judge this profile on other traffic.")] = None,
     load: Annotated[float, typer.Option("--load", help="For --check: share of the forecast capacity.")] = 0.5,
+    transfer_to: Annotated[
+        str | None, typer.Option("--transfer-to", help="Measure moving KV from the target to this instance.")
+    ] = None,
     recorded: Annotated[
         Path | None, typer.Option("--from", help="Fit a recorded run: request timings, or an event log.")
     ] = None,
@@ -71,6 +74,8 @@ def calibrate(
         chosen = _Target(target, config, model, kind, key_env, limit or [], _seconds(budget))
         if check is not None:
             _check(chosen, check, load, as_json)
+        elif transfer_to is not None:
+            _transfer(chosen, transfer_to, out, as_json)
         else:
             _measure(chosen, out or chosen.profile, report, under_load, as_json)
 
@@ -212,6 +217,30 @@ def _check(target: _Target, path: Path, load: float, as_json: bool) -> None:
         typer.echo(msgspec.json.encode(found).decode())
     else:
         _print_check(found)
+
+
+def _transfer(target: _Target, other: str, out: Path | None, as_json: bool) -> None:
+    import asyncio
+
+    import msgspec
+
+    from weighbridge.calibrate.files import write_bytes
+    from weighbridge.calibrate.progress import progress_bar
+    from weighbridge.calibrate.transfer import measure_transfer
+
+    with progress_bar("moving KV") as progress:
+        found = asyncio.run(measure_transfer(target.url, other, model=target.model, key=target.key, progress=progress))
+    data = msgspec.json.encode(found)
+    if out is not None:
+        write_bytes(out, msgspec.json.format(data, indent=2) + b"\n")
+    if as_json:
+        typer.echo(data.decode())
+    else:
+        bandwidth = f"{found.bytes_per_s / 1e6:,.0f} MB/s" if found.seconds_per_byte else "no limit seen"
+        typer.echo(
+            f"latency {found.latency_s * 1e3:.2f} ms, bandwidth {bandwidth}, median error {found.error:.1%} "
+            f"of {found.count} transfers"
+        )
 
 
 def _from_run(
