@@ -73,7 +73,7 @@ def test_a_quick_profile_fits_its_engine_and_no_other(listener: Listening) -> No
 
 def test_moving_kv_between_two_instances_is_measured(listener: Listening) -> None:
     with listening(InstanceOptions(slots=2, context_tokens=512, threads=1, probe=False)) as other:
-        terms = run(measure_transfer(other.url, listener.url, sizes=(16, 160), rounds=2))
+        terms = run(measure_transfer(other.url, listener.url, sizes=(16, 160), rounds=2), timeout_s=110.0)
     assert terms.count == 4
     assert terms.latency_s >= 0.0
     # KV of this model is 23 KB a token, so 160 tokens are 4 MB: more than any latency hides

@@ -133,6 +133,7 @@ class Checker:
         profile: Profile,
         *,
         seed: int,
+        traffic: Traffic | None = None,
         progress: Callable[[float, float], None] = lambda done, total: None,
     ) -> None:
         self._client = client
@@ -142,7 +143,7 @@ class Checker:
         self._prober = Prober(client, endpoint, self._rng)
         self._progress = progress
         self._room = (endpoint.limits.max_context or 2048) - 1
-        self.traffic = Traffic()
+        self.traffic = traffic or Traffic()
 
     async def capacity(self, seconds: float) -> CapacityReport:
         """Send a backlog of about `seconds`, and measure how fast it drains."""
