@@ -189,8 +189,8 @@ class Checker:
         for metric in METRICS:
             observed = [getattr(r, metric) for r in requests]
             low, high = bands[metric]
-            hits = [lo <= o <= hi for o, lo, hi in zip(observed, low, high, strict=True) if o is not None]
-            inside[metric] = sum(hits) / len(hits) if hits else float("nan")
+            hits = [bool(lo <= o <= hi) for o, lo, hi in zip(observed, low, high, strict=True) if o is not None]
+            inside[metric] = float(sum(hits)) / len(hits) if hits else float("nan")
         report = CheckReport(
             load=load,
             rate_per_s=rate,

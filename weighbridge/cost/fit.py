@@ -20,7 +20,7 @@ from weighbridge.cost.nnls import nnls
 Array = NDArray[np.float64]
 
 COLLINEAR_INDEX = 30.0
-PIECEWISE_GAIN = 0.15
+PIECEWISE_GAIN = 0.05
 """Relative fall of the cross-validated error from which a curve in the number of sequences is believed."""
 RIDGE = 1e-4
 """Of the squared length of a column: shrinks what the data determine by a ten-thousandth, and shares what they cannot
