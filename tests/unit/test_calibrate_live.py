@@ -39,8 +39,8 @@ async def _refused(**settings: Any) -> str:
         ({"usage": False}, "no usage"),
         ({"status": 404}, "HTTP 404: it broke; is --model right?"),
         ({"status": 500}, "HTTP 500: it broke"),
-        ({"fail_after": 8, "restart_on_failure": True}, "restarted while it was measured"),
-        ({"fail_after": 8}, "HTTP 500: it broke"),
+        ({"fail_after": 3, "restart_on_failure": True}, "restarted while it was measured"),
+        ({"fail_after": 3}, "HTTP 500: it broke"),
     ],
 )
 def test_an_engine_that_cannot_be_measured_is_one_clear_error(settings: dict[str, Any], message: str) -> None:
@@ -66,7 +66,7 @@ def test_a_refused_key_and_a_wrong_address_say_what_to_do() -> None:
 def test_a_whole_calibration_keeps_errors_ranges_and_provenance() -> None:
     async def main() -> None:
         async with PacedEngine(key="k") as engine:
-            found = await calibrate_url(engine.url, key="k", budget_s=6.0, limits=Limits(max_sequences=4), seed=3)
+            found = await calibrate_url(engine.url, key="k", budget_s=8.0, limits=Limits(max_sequences=4), seed=3)
         profile = found.profile
         assert decode_profile(encode_profile(profile)) == profile
         assert profile.source == "measured"
