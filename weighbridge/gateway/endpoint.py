@@ -105,6 +105,12 @@ class Endpoint:
         tail = b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (request_id.encode(), len(body))
         return b"".join((head, headers, tail, body))
 
+    def plain_request(self, method: str, path: str) -> bytes:
+        """A request without a body to one of the engine's own paths."""
+        key = f"authorization: Bearer {self.key}\r\n" if self.key else ""
+        head = f"{method} {self.origin.root}{path} HTTP/1.1\r\nhost: {self.origin.authority}\r\n{key}\r\n"
+        return head.encode("latin-1")
+
     def edit(
         self, request: ClientRequest, priority: int | None = None, clip: int | None = None, salt: bytes | None = None
     ) -> tuple[bytes, bool]:

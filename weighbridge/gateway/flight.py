@@ -23,7 +23,7 @@ from weighbridge.core.events import (
 )
 from weighbridge.core.request import Request as RoutedRequest
 from weighbridge.gateway.client_request import ClientRequest
-from weighbridge.gateway.prefill import LEASE_S, PrefillLeg, bootstrap_body, decode_body, prefill_body
+from weighbridge.gateway.prefill import LEASE_S, PrefillLeg, bootstrap_body, decode_body, give_up_kv, prefill_body
 from weighbridge.gateway.refusal import send_reject
 from weighbridge.gateway.reply import FORWARDED_ERRORS, Usage, error_frame, reply_lines, usage_of, usage_of_body
 from weighbridge.gateway.reply import client_error as read_client_error
@@ -54,6 +54,8 @@ class Flight:
         "_progress_events",
         "_progress_s",
         "_scanner",
+        "_source",
+        "_spent",
         "_surface",
         "_usage_is_ours",
         "client_request",
@@ -92,6 +94,8 @@ class Flight:
         self._prefill: PrefillLeg | None = None
         self._params: bytes | None = None
         self._params_s = 0.0
+        self._spent: bytes | None = None
+        self._source: Endpoint | None = None
         self.endpoint: Endpoint | None = None
         self.exchange: Exchange | None = None
         self.head: ReplyHead | None = None
@@ -131,9 +135,11 @@ class Flight:
         if action.leg == "decode":
             if self._params is not None:
                 if driver.now() - self._params_s > LEASE_S:
+                    self._give_up_kv()
                     driver.feed(self._failed_event("prefill_lease_over", retriable=True))
                     return
                 body = decode_body(body, self._params)
+                self._spent = self._params
                 self._params = None  # they are good for one use
         elif action.leg == "both":
             assert action.prefill_instance is not None
@@ -158,26 +164,26 @@ class Flight:
 
     def _prefill_done(self, params: bytes | None) -> None:
         """The prompt is computed; the Router chooses who decodes."""
-        self._prefill = None
+        assert self._prefill is not None
+        self._source, self._prefill = self._prefill.endpoint, None
         self._params, self._params_s = params, self._surface.driver.now()
         self._surface.driver.feed(PrefillFinished(request_id=self.id))
 
-    def _prefill_failed(self, error: ExchangeFailed | None, status: int) -> None:
+    def _prefill_failed(self, error: ExchangeFailed | None, head: ReplyHead | None, body: bytes) -> None:
         """The prompt could not be computed: nobody must wait for its KV."""
         assert self._prefill is not None
         at_fault, self._prefill = self._prefill.endpoint, None
         self._detach()
         self.endpoint = at_fault
-        if error is None and status in FORWARDED_ERRORS and not self.responder.started:
-            self._refused_by_prefill(status)
-            return
-        if isinstance(error, ConnectFailed):
-            self._surface.health.connect_failed(at_fault)
-        self._attempt_failed(f"prefill_{status}" if error is None else type(error).__name__)
-
-    def _refused_by_prefill(self, status: int) -> None:
-        self.responder.send_error(status, "The engine refused the request.", headers=self._surface.id_header(self.id))
-        self._failed(f"client_error_{status}")
+        if head is None:
+            if isinstance(error, ConnectFailed):
+                self._surface.health.connect_failed(at_fault)
+            self._attempt_failed(type(error).__name__)
+        elif head.status in FORWARDED_ERRORS and not self.responder.started:
+            self.responder.send_raw(*read_client_error(head, body, self.id))
+            self._failed(f"client_error_{head.status}")
+        else:
+            self._attempt_failed(f"status_{head.status}")
 
     def reject(self, action: Reject) -> None:
         """Answers the client with the Router's refusal."""
@@ -331,6 +337,7 @@ class Flight:
     def _attempt_failed(self, reason: str) -> None:
         """The engine failed. The Router decides about another try if the client has seen nothing."""
         assert self.endpoint is not None
+        self._give_up_kv()
         self._surface.attempt_failed(self, reason)
         self._surface.health.request_failed(self.endpoint, reason)
         if not self.responder.started:
@@ -372,6 +379,7 @@ class Flight:
         if not self._end("ok", usage=usage, output_tokens=output):
             return
         assert self.endpoint is not None
+        self._spent = None
         self._surface.health.request_succeeded(self.endpoint)
         self._surface.learn(self, usage)
         event = RequestFinished(
@@ -394,10 +402,18 @@ class Flight:
         if self._prefill is not None:
             self._prefill.cancel()
             self._prefill = None
+        self._give_up_kv()
         if self.exchange is not None:
             exchange = self.exchange
             self._release()
             exchange.cancel()
+
+    def _give_up_kv(self) -> None:
+        """The KV of a finished prefill leg will not be used: it need not wait for its lease to run out."""
+        params = self._params or self._spent
+        self._params = self._spent = None
+        if params is not None and self._source is not None:
+            give_up_kv(self._source, params)
 
     def _release(self) -> None:
         if self.exchange is not None:

@@ -32,14 +32,14 @@ class _Reply(msgspec.Struct):
 
 
 class PrefillLeg:
-    """Sink of the prefill engine's reply; tells `done(params)` or `failed(reason)` once, nothing after `cancel`."""
+    """Sink of the prefill engine's reply; tells `done(params)` or `failed(error, or head and body)` once, nothing after `cancel`."""
 
     def __init__(
         self,
         endpoint: Endpoint,
         payload: bytes,
         done: Callable[[bytes | None], None],
-        failed: Callable[[ExchangeFailed | None, int], None],
+        failed: Callable[[ExchangeFailed | None, ReplyHead | None, bytes], None],
     ) -> None:
         self.endpoint = endpoint
         self._done = done
@@ -66,32 +66,56 @@ class PrefillLeg:
         self._size += len(data)
         if self._size > MAX_REPLY_BYTES:
             self.cancel()
-            self._failed(BadReply("the prefill reply is too large", reply_begun=True), 0)
+            self._failed(BadReply("the prefill reply is too large", reply_begun=True), None, b"")
 
     def on_end(self) -> None:
         """The prompt is computed, or the engine refused."""
         self._release()
         assert self._head is not None
+        body = b"".join(self._pieces)
         if self._head.status != 200:
-            self._failed(None, self._head.status)
+            self._failed(None, self._head, body)
             return
         try:
-            params = bytes(msgspec.json.decode(b"".join(self._pieces), type=_Reply).kv_transfer_params)
+            params = bytes(msgspec.json.decode(body, type=_Reply).kv_transfer_params)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            self._failed(BadReply("the prefill reply is not JSON", reply_begun=True), 0)
+            self._failed(BadReply("the prefill reply is not JSON", reply_begun=True), None, b"")
             return
         self._done(None if params == b"null" else params)
 
     def on_fail(self, error: ExchangeFailed) -> None:
         """The connection broke."""
         self._release()
-        self._failed(error, 0)
+        self._failed(error, None, b"")
 
     def _release(self) -> Exchange | None:
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             self.endpoint.running -= 1
         return exchange
+
+
+class _Ignored:
+    """Sink of a reply that nobody waits for."""
+
+    def on_head(self, head: ReplyHead) -> None:
+        """Nothing to note."""
+
+    def on_data(self, data: bytes) -> None:
+        """Dropped."""
+
+    def on_end(self) -> None:
+        """Done."""
+
+    def on_fail(self, error: ExchangeFailed) -> None:
+        """The lease ends by itself."""
+
+
+def give_up_kv(endpoint: Endpoint, params: bytes) -> None:
+    """Tells a prefill engine that nobody will collect a KV, where it can be told; else its lease runs out."""
+    path = endpoint.adapter.kv_lease(msgspec.json.decode(params))
+    if path is not None and endpoint.pool is not None:
+        endpoint.pool.send(endpoint.plain_request("DELETE", path), _Ignored())
 
 
 def prefill_body(body: bytes, request: ClientRequest) -> bytes:

@@ -38,6 +38,11 @@ def no_report(replies: Replies) -> Report | None:
     return None
 
 
+def no_lease(params: Any) -> str | None:
+    """For engines whose KV leases end by themselves only."""
+    return None
+
+
 def listed_models(replies: Replies) -> Facts:
     """`/v1/models` as OpenAI defines it, with vLLM's `max_model_len` where it stands."""
     entries = model_entries(replies)
@@ -51,7 +56,8 @@ class Adapter:
 
     `health_path` and the keys of `report` and `facts` are paths on the engine; `/v1/...` is taken below its API base.
     `usage_option`: takes `stream_options.include_usage`. `priority`: takes an integer `priority`, lower first.
-    `cache_salt`: separates prefix caches by that field. `kv_transfer`: speaks the two-step `kv_transfer_params`.
+    `cache_salt`: separates prefix caches by that field. `kv_transfer`: speaks the two-step `kv_transfer_params`;
+    `kv_lease` tells the path to DELETE when its parameters will not be used.
     """
 
     kind: str
@@ -65,6 +71,7 @@ class Adapter:
     priority: bool = False
     cache_salt: bool = False
     kv_transfer: bool = False
+    kv_lease: Callable[[Any], str | None] = no_lease
     endpoints: frozenset[str] = frozenset({"chat", "completions"})
 
 

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+from urllib.parse import quote
+
 from weighbridge.gateway.adapters import vllm
 from weighbridge.gateway.adapters.adapter import Adapter
+
+
+def lease_path(params: Any) -> str | None:
+    """Where the KV that prefill parameters name is given up: DELETE of its lease."""
+    name = params.get("remote_request_id") if isinstance(params, dict) else None
+    return f"/kv/{quote(name, safe='')}" if isinstance(name, str) and name else None
+
 
 ADAPTER = Adapter(
     kind="embedded",
@@ -14,4 +24,6 @@ ADAPTER = Adapter(
     priority=True,
     cache_salt=True,
     kv_transfer=True,
+    kv_lease=lease_path,
+    endpoints=frozenset({"chat", "completions", "embeddings", "tokenize", "detokenize"}),
 )
