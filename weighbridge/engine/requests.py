@@ -141,7 +141,7 @@ class RequestReader:
             ignore_eos=fields.flag(body, "ignore_eos"),
             include_stop=fields.flag(body, "include_stop_str_in_output"),
             skip_special=fields.flag(body, "skip_special_tokens", True),
-            priority=fields.integer(body, "priority", 0, -(2**31), 2**31) or 0,
+            priority=fields.integer(body, "priority", 0, -(2**53), 2**53) or 0,
             namespace=fields.text(body, "cache_salt"),
             echo=fields.flag(body, "echo") if kind == "completion" else False,
             transfer=transfer,
