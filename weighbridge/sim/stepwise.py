@@ -207,6 +207,9 @@ class StepwiseInstance:
         stretch = self._stretch
         stretch.start_s = now_s
         stretch.first_s = self.runner.seconds(batch)
+        if self.config.swap_s_per_token and (batch.preempted or batch.restored):
+            moved = sum(p.tokens for p in batch.preempted) + sum(seq.computed_tokens for seq in batch.restored)
+            stretch.first_s += self.config.swap_s_per_token * moved
         stretch.steps = self._jump_length(batch) if self.jump else 1
         if stretch.steps > 1:
             sequences = len(batch.decodes)

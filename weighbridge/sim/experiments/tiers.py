@@ -36,6 +36,7 @@ CLASSES = (
 PROMPT = sum(c.weight * c.prompt.mean for c in CLASSES)
 OUTPUT = sum(c.weight * c.output.mean for c in CLASSES)
 BASE = SchedulerConfig(blocks=3_000)
+SWAP_S_PER_TOKEN = 131_072 / 25e9  # 128 KiB of KV per token over PCIe 4.0 x16
 ARMS: dict[str, dict[str, Any]] = {
     "fcfs": {},
     "spf": {"discipline": "spf"},
@@ -44,7 +45,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "priority": {"discipline": "priority"},
     "priority, ageing 30 s": {"discipline": "priority", "ageing_s": 30.0},
     "priority, preempt by recompute": {"discipline": "priority", "preempt_priority": True},
-    "priority, preempt by swap": {"discipline": "priority", "preempt_priority": True, "preemption": "swap"},
+    "priority, preempt by swap": {
+        "discipline": "priority",
+        "preempt_priority": True,
+        "preemption": "swap",
+        "swap_s_per_token": SWAP_S_PER_TOKEN,
+    },
     "unmixed fcfs": {"mixing": "prefill_first"},
     "unmixed priority": {"mixing": "prefill_first", "discipline": "priority"},
 }
