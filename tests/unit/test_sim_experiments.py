@@ -54,9 +54,9 @@ def test_only_mixers_that_conserve_work_sustain_the_load() -> None:
     data = quick("mixing").data
     growth = {mixer: slopes[-1] for mixer, slopes in data["growth"].items()}
     assert growth["mixed"] < 0.05
-    assert growth["request_level"] > 0.3
-    assert growth["decode_first"] > 0.3
-    assert all(loss["request_level"] > 0.3 for loss in data["loss"].values())
+    assert growth["request_level"] > 0.1
+    assert growth["decode_first"] > 0.1
+    assert all(loss["request_level"] > 0.25 for loss in data["loss"].values())
     assert data["decodes_alone_fill"] == 0.015625
 
 

@@ -27,6 +27,8 @@ MIXERS: dict[Mixing, str] = {
     "request_level": "FasterTransformer: a batch to its end",
 }
 BUDGET, SEQUENCES = 512, 64
+# What does not cut prompts batches as many whole ones as its engine takes: a budget of 512 would starve it unfairly.
+BUDGETS: dict[str, int] = {"prefill_first": 2_048, "decode_first": 64 * 300, "request_level": 64 * 300}
 
 
 def make_run(mixing: Mixing, rate: float, duration_s: float, seed: int, output: float, *, backlog: bool = False) -> Run:
@@ -34,7 +36,9 @@ def make_run(mixing: Mixing, rate: float, duration_s: float, seed: int, output: 
     arrivals = Constant(rate * duration_s) if backlog else Poisson(rate)
     work = Synthetic(arrivals, (RequestClass("", 1.0, Exponential(300.0), Exponential(output)),))
     fleet = fleets.mixed(1, blocks=12_000)
-    config = replace(fleet.instances[0].scheduler, mixing=mixing, token_budget=BUDGET, max_sequences=SEQUENCES)
+    config = replace(
+        fleet.instances[0].scheduler, mixing=mixing, token_budget=BUDGETS.get(mixing, BUDGET), max_sequences=SEQUENCES
+    )
     count = max(1, round(rate * duration_s))
     generated = Generated(work, count=count) if backlog else Generated(work, duration_s=duration_s)
     return Run(fleet=fleet.changed(scheduler=config), workload=generated, seed=seed, assign="fixed")
