@@ -51,6 +51,9 @@ def simulate(
     poll: Annotated[
         float, typer.Option(help="Seconds between load reports of an engine, as in the gateway (0: none).")
     ] = 1.0,
+    progress: Annotated[
+        float, typer.Option(help="Seconds between token counts of a running request (the gateway's least is 0.25).")
+    ] = 0.5,
     jobs: Jobs = None,
     on_ray: OnRay = False,
     stepwise: Annotated[bool, typer.Option("--stepwise", help="Step by step instead of closed-form jumps.")] = False,
@@ -73,15 +76,18 @@ def simulate(
         raise ConfigError(f"must be router or fixed, not '{assign}'", source="--assign")
     if dispatch not in ("auto", "hold", "immediate"):
         raise ConfigError(f"must be auto, hold or immediate, not '{dispatch}'", source="--dispatch")
-    if poll < 0:
-        raise ConfigError(f"must be 0 or more, not {poll:g}", source="--poll")
+    for name, seconds in (("--poll", poll), ("--progress", progress)):
+        if seconds < 0:
+            raise ConfigError(f"must be 0 or more, not {seconds:g}", source=name)
     for name, value in (("--instances", instances), ("--requests", requests), ("--seeds", seeds)):
         if value < 1:
             raise ConfigError(f"must be at least 1, not {value}", source=name)
     if rate is not None and rate <= 0:
         raise ConfigError(f"must be above 0, not {rate:g}", source="--rate")
     workload, tiers, skipped = _workload(trace, mix, input, output, rate, arrivals, requests, skip_bad)
-    settings = SimulationSettings(poll_s=poll or None, stepping="stepwise" if stepwise else "auto")
+    settings = SimulationSettings(
+        poll_s=poll or None, progress_s=progress or None, stepping="stepwise" if stepwise else "auto"
+    )
     policies = [name.strip() for name in policy.split(",") if name.strip()]
     runs = [
         Run(
