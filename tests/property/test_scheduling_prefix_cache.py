@@ -207,3 +207,19 @@ def test_tenants_do_not_meet() -> None:
     assert cache is not None
     assert cache.reusable(list(range(100)), "c") == 0
     assert cache.reusable(list(range(100)), "a") == 100
+
+
+def test_a_follower_that_comes_late_waits_for_the_last_chunk_too() -> None:
+    scheduler, slots = build(SLOTS)
+    running = Sequence("busy", 10, 50, tokens=[7000 + i for i in range(10)])
+    scheduler.add(running)
+    slots.step(scheduler)
+    leader = Sequence("leader", 200, 2, tokens=list(range(200)))
+    scheduler.add(leader)
+    slots.step(scheduler)
+    assert leader.computed_tokens == 128
+    follower = Sequence("follower", 200, 2, tokens=[*range(150), *range(8000, 8050)])
+    scheduler.add(follower)
+    while slots.step(scheduler):
+        pass
+    assert follower.cached_tokens == 150

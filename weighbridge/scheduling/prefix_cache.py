@@ -43,7 +43,8 @@ class Placement:
 @dataclass(frozen=True, slots=True)
 class PrefixCacheConfig:
     """`saved_tokens` bounds the copies outside the slots (0: none). A prefix is copied from `min_copy_tokens` on,
-    waited for from `min_wait_tokens` on, and saved when the slot is needed from `min_save_tokens` on."""
+    waited for from `min_wait_tokens` on (if `min_copy_tokens` more than there is already can be had), and saved when
+    the slot is needed from `min_save_tokens` on."""
 
     saved_tokens: int = 8192
     min_copy_tokens: int = 8
@@ -184,7 +185,8 @@ class PrefixCache:
             if leader is None or leader.priority > seq.priority:
                 continue
             coming = min(common, limit)
-            if leader.computed_tokens < coming and coming - best >= self.config.min_wait_tokens:
+            gain = coming - best
+            if leader.computed_tokens < coming >= self.config.min_wait_tokens and gain >= self.config.min_copy_tokens:
                 return True
         return False
 
