@@ -70,8 +70,7 @@ def kv_value_bytes(kv_type: KvType) -> float:
 
 
 class LlamaRunner:
-    """Executes forward passes. `busy_s` counts seconds inside the library, `cpu_s` the calling thread's CPU seconds
-    there, `sleep_s` the seconds that the throttle slept."""
+    """Executes forward passes. `busy_s` counts seconds inside the library, `sleep_s` those slept by the throttle."""
 
     def __init__(self, model: LlamaModel, options: RunnerOptions) -> None:
         """Raises ModelError where the library cannot make the context (most often: not enough memory)."""
@@ -99,7 +98,6 @@ class LlamaRunner:
             )
         self._memory = self._lib.llama_get_memory(self._context)
         self.busy_s = 0.0
-        self.cpu_s = 0.0
         self.sleep_s = 0.0
         self._adapters: list[Any] = []
         self._make_batch(options.batch_rows)
@@ -170,12 +168,11 @@ class LlamaRunner:
 
     def _run(self, rows: int, wanted: int, factor: float) -> Logits:
         self._batch.n_tokens = rows
-        begun, cpu = time.perf_counter(), time.thread_time()
+        begun = time.perf_counter()
         code = self._lib.llama_decode(self._context, self._batch[0])
         if code == 0:
             self._lib.llama_synchronize(self._context)
         took = time.perf_counter() - begun
-        self.cpu_s += time.thread_time() - cpu
         self.busy_s += took
         if code != 0:
             log = self.model.library.take_log()
