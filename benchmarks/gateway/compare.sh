@@ -7,7 +7,7 @@ RIG=$1; HERE=$(cd "$(dirname "$0")/../.." && pwd); PYTHON=${PYTHON:-python}; SEC
 ENGINES="19101 19102 19103 19104 19105 19106 19107 19108"
 on() { chrt -f 10 taskset -c "$@"; }
 cd "$RIG"
-on 1 ./mock $ENGINES & MOCK=$!
+chrt -f 10 taskset -c 1 ./mock $ENGINES & MOCK=$!
 trap 'kill $MOCK 2>/dev/null' EXIT
 sleep 0.5
 URLS=""; for p in $ENGINES; do URLS="$URLS http://127.0.0.1:$p"; done
@@ -23,16 +23,16 @@ measure() { # name port
     echo "$1 requests $(on 1 wrk -t1 -c64 -d${SECS}s -s post.lua "http://127.0.0.1:$2/v1/chat/completions" | grep -o '{.*}')"
     echo "$1 chunks $(on 1 ./sload "$2" 64 "$SECS" 64 0)"
     echo "$1 paced $(on 1 ./sload "$2" 200 "$SECS" 64 20)"
-    [ -n "${3:-}" ] && echo "$1 memory $(grep VmRSS /proc/$3/status)"
+    [ -n "${3:-}" ] && echo "$1 memory $(grep VmRSS /proc/$3/status | tr -s '\t ' ' ')"
 }
 ours() { # policy
-    PYTHONPATH=$HERE on 0 $PYTHON "$HERE/benchmarks/gateway/run_gateway.py" 19100 "$1" $ENGINES & G=$!
+    PYTHONPATH=$HERE chrt -f 10 taskset -c 0 $PYTHON "$HERE/benchmarks/gateway/run_gateway.py" 19100 "$1" $ENGINES & G=$!
     sleep 2.5; measure "weighbridge/$1" 19100 $G
     kill -TERM $G; wait $G
 }
 rival() { # name command...
     NAME=$1; shift
-    on 0 "$@" >"$RIG/logs/$(echo "$NAME" | tr / -).log" 2>&1 & G=$!
+    chrt -f 10 taskset -c 0 "$@" >"$RIG/logs/$(echo "$NAME" | tr / -).log" 2>&1 & G=$!
     sleep 2.5; measure "$NAME" 19100 $G
     kill -TERM $G; sleep 0.5; kill -9 $G 2>/dev/null; wait $G 2>/dev/null
 }

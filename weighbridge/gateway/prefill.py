@@ -32,7 +32,11 @@ class _Reply(msgspec.Struct):
 
 
 class PrefillLeg:
-    """Sink of the prefill engine's reply; tells `done(params)` or `failed(error, or head and body)` once, nothing after `cancel`."""
+    """Sink of the prefill engine's reply.
+
+    Tells `done(params)` or `failed(error, head, body)` once (an error, or what the engine refused with); nothing after
+    `cancel`.
+    """
 
     def __init__(
         self,
