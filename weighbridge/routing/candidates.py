@@ -101,25 +101,32 @@ class Candidates:
             return fitting or _largest_context(instances)
         return instances
 
-    def options(self, request: Request, instances: Sequence[Instance], leg: Leg, decode_tokens: int) -> list[Option]:
+    def cached(self, request: Request) -> dict[int, int]:
+        """Prompt tokens that each instance is thought to hold, by index, for those that hold any."""
+        if not request.prefix_hashes:
+            return {}
+        size = request.prefix_block_tokens
+        depths = match_all(self._fleet.prefix_holders, request.prefix_hashes, self._everyone)
+        return {index: depth * size for index, depth in depths.items()}
+
+    def options(
+        self, request: Request, instances: Sequence[Instance], leg: Leg, decode_tokens: int, cached: dict[int, int]
+    ) -> list[Option]:
         """One Option per instance; valid until the next call."""
         options = []
-        hashes = request.prefix_hashes
         prompt = request.prompt_tokens
         if leg == "prefill":
             decode_tokens = 0
-        depths = match_all(self._fleet.prefix_holders, hashes, self._everyone) if hashes else {}
         for instance in instances:
             option = self._options[instance.index]
-            cached = 0
-            if depths:
+            hit = 0
+            if cached:
                 # engines reuse whole blocks of their own size, and always compute the last prompt token: its logits
                 # give the first output token
-                size = instance.spec.limits.block_size
-                cached = depths.get(instance.index, 0) * request.prefix_block_tokens
-                cached = min(cached - cached % size, prompt - 1)
-            option.cached_tokens = cached
-            option.prefill_tokens = 0 if leg == "decode" else prompt - cached
+                hit = cached.get(instance.index, 0)
+                hit = min(hit - hit % instance.spec.limits.block_size, prompt - 1)
+            option.cached_tokens = hit
+            option.prefill_tokens = 0 if leg == "decode" else prompt - hit
             option.decode_tokens = decode_tokens
             options.append(option)
         return options

@@ -119,9 +119,10 @@ class Placing:
     def _ask(
         self, live: Live, instances: list[Instance], leg: Leg, now_s: float, *, may_hold: bool
     ) -> tuple[Choice, View]:
+        cached = self.candidates.cached(live.request)
         if self.shortlists:
-            instances = shortlist(instances)
-        options = self.candidates.options(live.request, instances, leg, live.expected_output_tokens)
+            instances = shortlist(instances, cached)
+        options = self.candidates.options(live.request, instances, leg, live.expected_output_tokens, cached)
         view = View(
             live.request,
             options,

@@ -60,8 +60,9 @@ class Room:
         return found
 
 
-def shortlist(instances: list[Instance]) -> list[Instance]:
-    """The instances worth a full forecast: those with the least queue and step time, in fleet order."""
+def shortlist(instances: list[Instance], cached_tokens: dict[int, int]) -> list[Instance]:
+    """The instances worth a full forecast: those with the least queue and step time, less what the request saves by
+    its cached tokens there (by instance index); in fleet order."""
     if len(instances) <= MOST_FORECAST:
         return instances
     keyed = []
@@ -70,7 +71,7 @@ def shortlist(instances: list[Instance]) -> list[Instance]:
         if cost is None:
             return instances
         seconds = (
-            cost.prefill_s * instance.prefill_tokens
+            cost.prefill_s * (instance.prefill_tokens - cached_tokens.get(instance.index, 0))
             + cost.base_s
             + cost.sequence_s * instance.decoding
             + cost.kv_s * instance.decoding_kv_tokens

@@ -155,6 +155,9 @@ class Router:
         if not self.holds:
             sent = self._placing.start(live, pool, usable, now_s, may_hold=False)
             return [sent] if sent else []
+        if live.request.prefix_hashes:
+            best = max(self._placing.candidates.cached(live.request).values(), default=0)
+            live.prefill_tokens = max(live.request.prompt_tokens - best, 1)
         actions = [*self._pump.hold(live, now_s), *self._pump.run(now_s)]
         if live.stage == HELD and live.request.id in self._live:
             actions.insert(0, Hold(request_id=live.request.id))

@@ -48,7 +48,7 @@ def _judge(window: Sequence[tuple[float, int, Live]], clock: float, per_token: f
     kept: list[tuple[int, int, Live]] = []
     for _, number, live in window:
         live.sacrificed = False
-        tokens = live.request.prompt_tokens
+        tokens = live.prefill_tokens
         heappush(kept, (-tokens, number, live))
         clock += tokens * per_token
         if clock + own_per_token * tokens > live.deadline_s:
