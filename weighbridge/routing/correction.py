@@ -84,7 +84,7 @@ class Correction:
     def first_token(self, charge: Charge, prefilled: int, now_s: float) -> None:
         """The prompt of `prefilled` uncached tokens is computed; to be called before the ledger releases it."""
         instance = charge.instance
-        if not charge.found_no_queue or instance.last_dispatch_s != charge.dispatched_s:
+        if not charge.found_no_queue or instance.dispatches != charge.number:
             return
         cost = self._cost(instance)
         td = cost.decode_step_s(instance.decoding, instance.decoding_kv_tokens)

@@ -35,6 +35,7 @@ class Charge:
         "group",
         "instance",
         "kv_tokens",
+        "number",
         "output_tokens",
         "pausable",
         "prefill_left",
@@ -66,6 +67,8 @@ class Charge:
         self.group: Group | None = None
         self.priority = 0
         """Of its tier; lower is more urgent."""
+        self.number = 0
+        """The instance's count of dispatches when this one was made."""
         self.pausable = True
         """Whether it has not been preempted yet; once is enough for any request."""
         self.found_no_queue = not instance.prefilling
@@ -86,6 +89,7 @@ class Instance:
         "decode_tokens",
         "decoding",
         "decoding_kv_tokens",
+        "dispatches",
         "draining",
         "generation",
         "groups",
@@ -124,6 +128,8 @@ class Instance:
         """By tier, all requests here that decode or will: those of a prefill leg are not among them."""
         self.prefill_tokens = 0
         """Prompt tokens sent and not yet computed: no first token seen, cached ones not counted."""
+        self.dispatches = 0
+        """Dispatches in this life."""
         self.prefilled_tokens = 0
         """Uncached prompt tokens computed in this life."""
         self.decode_tokens = 0
@@ -250,6 +256,8 @@ class Fleet:
         instance.kv_tokens += charge.kv_tokens
         instance.prompt_tokens += request.prompt_tokens
         instance.last_dispatch_s = now_s
+        instance.dispatches += 1
+        charge.number = instance.dispatches
         if request.prefix_hashes:
             instance.prefix.insert(request.prefix_hashes)
 
