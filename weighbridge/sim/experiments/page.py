@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from weighbridge.sim.experiments.base import Experiment, Outcome
 from weighbridge.sim.sweep import Spread
 
@@ -34,7 +36,30 @@ def page(experiment: Experiment, outcome: Outcome) -> str:
     ]
     if outcome.by_trace:
         lines += ["## Attainment, percent", "", *_table(outcome), ""]
+    for key, title, scale in (("ttft_p99_s", "P99 TTFT, seconds", 1.0), ("shed_rate", "Shed, percent", 100.0)):
+        values = outcome.data.get(key)
+        if isinstance(values, dict) and values:
+            lines += [f"## {title}", "", *_plain(values, scale), ""]
     return "\n".join(lines)
+
+
+def _plain(values: dict[str, float], scale: float) -> list[str]:
+    """A table of values keyed `place/policy`; a policy may hold a slash itself."""
+    places = dict.fromkeys(key.split("/")[0] for key in values)
+    first = next(iter(places))
+    policies = [key.removeprefix(f"{first}/") for key in values if key.startswith(f"{first}/")]
+    rows = [f"| | {' | '.join(policies)} |", "|---" * (len(policies) + 1) + "|"]
+    for place in places:
+        cells = [f"{scale * values[f'{place}/{policy}']:.2f}" for policy in policies]
+        rows.append(f"| {place} | {' | '.join(cells)} |")
+    return rows
+
+
+def read_outcome(data: bytes) -> Outcome:
+    """The outcome of a NAME.json, without its panels: a page can be written again without running anything."""
+    fields = msgspec.json.decode(data)
+    fields["by_trace"] = fields.pop("spreads")
+    return msgspec.convert(fields, Outcome)
 
 
 def _table(outcome: Outcome) -> list[str]:
