@@ -64,7 +64,7 @@ def pictures(out: Path) -> None:
             if page.run("!!document.querySelector('button[value=run]')"):
                 break
             chromium.pump(0.5)
-        page.run("document.querySelector('[name=end]').value = '120'")
+        page.run("document.querySelector('[name=end]').value = '60'")
         page.run("document.querySelector('button[value=run]').click()")
         page.until("document.querySelector('#job h2')?.textContent === 'Answer'", 600)
         for name, path in PAGES.items():
