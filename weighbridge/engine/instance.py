@@ -54,7 +54,7 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     unified: bool = False
     kv_type: KvType = "f16"
     flash_attention: Literal["auto", "on", "off"] = "on"
-    busy_prefill_tokens: int = 128
+    busy_prefill_tokens: int = 64
     idle_prefill_tokens: int = 512
     max_waiting: int = 512
     throttle_prefill: float = 1.0

@@ -22,7 +22,7 @@ class EngineOptions:
     """
 
     runner: RunnerOptions = field(default_factory=RunnerOptions)
-    busy_prefill_tokens: int = 128
+    busy_prefill_tokens: int = 64
     idle_prefill_tokens: int = 512
     prefill_rows: int = 64
     max_step_s: float = 0.5
