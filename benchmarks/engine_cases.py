@@ -317,8 +317,36 @@ def preempt(model: LlamaModel, runs: int) -> None:
         print(f"{mode}: first token after at most {max(steps)} steps, median {statistics.median(firsts):.3f} s")
 
 
+def speed(model: LlamaModel, runs: int) -> None:
+    """What the library itself does: prefill of 512 tokens, decode steps at 200 tokens of context."""
+    runner = LlamaRunner(model, RunnerOptions(slots=8, context_tokens=768, threads=1))
+    tokens = prompt(512)
+    prefill = []
+    for _ in range(runs):
+        runner.trim(0, 0)
+        begun = time.thread_time()
+        runner.prefill([Rows(0, tokens, 0, True)])
+        prefill.append(512 / (time.thread_time() - begun))
+    runner.trim(0, 200)
+    for slot in range(1, 8):
+        runner.copy(0, slot, 200)
+    parts = []
+    for count in (1, 4, 8):
+        slots = list(range(count))
+        times = []
+        for step in range(10 * runs):
+            begun = time.thread_time()
+            runner.decode(slots, [5000] * count, [200 + step] * count)
+            times.append(time.thread_time() - begun)
+        for slot in slots:
+            runner.trim(slot, 200)
+        parts.append(f"B{count} {statistics.median(times) * 1e3:.1f} ms")
+    print(f"{model.library.path.name}: prefill {statistics.median(prefill):.0f} tokens/s, decode {', '.join(parts)}")
+    runner.close()
+
+
 CASES: dict[str, Callable[[LlamaModel, int], None]] = {
-    case.__name__: case for case in (budgets, prefix, cyclic, spf, kv, python, pair, preempt)
+    case.__name__: case for case in (budgets, prefix, cyclic, spf, kv, python, pair, preempt, speed)
 }
 
 

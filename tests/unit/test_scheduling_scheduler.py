@@ -63,6 +63,18 @@ def test_split_gives_the_rest_of_the_budget_to_the_next_prompt():
     assert pieces(step(scheduler)) == [("a", 0, 100), ("b", 0, 384)]
 
 
+def test_prefill_beside_decodes_grows_with_the_prompts_that_wait_for_them():
+    scheduler = Scheduler(EMBEDDED)
+    scheduler.add(Sequence("decodes", 10, 50))
+    step(scheduler)
+    for name in ("a", "b", "c"):
+        scheduler.add(Sequence(name, 500, 5))
+    assert step(scheduler).prefill_tokens == 256, "three wait for one: three times 128, and at most half of 512"
+    step(scheduler)
+    batch = step(scheduler)
+    assert (len(batch.decodes), batch.prefill_tokens) == (2, 128), "two wait for two"
+
+
 def test_shortest_prompt_overtakes_a_prefill_that_runs():
     scheduler = Scheduler(SchedulerConfig(**{**_fields(EMBEDDED), "discipline": "spf"}))
     scheduler.add(Sequence("long", 1000, 5))

@@ -13,7 +13,7 @@ from weighbridge.scheduling.batch import Batch
 from weighbridge.scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
-    from weighbridge.scheduling.scheduler import Scheduler
+    from weighbridge.scheduling.scheduler import Scheduler, SchedulerConfig
 
 _MOST_ASIDE = 32  # sequences that may let others by in one step
 Mixing = Literal["mixed", "split", "whole", "prefill_first", "prefill_first_mixed", "decode_first", "request_level"]
@@ -71,7 +71,7 @@ def split(scheduler: Scheduler, batch: Batch, now_s: float) -> None:
             batch.add_decode(seq)
     budget = min(config.token_budget, scheduler.prefill_limit or config.token_budget)
     if batch.decodes and config.busy_prefill_tokens is not None:
-        budget = min(budget, config.busy_prefill_tokens)
+        budget = min(budget, _busy_budget(config, len(prefills), len(batch.decodes)))
     for seq in prefills:
         count = _cut(seq, budget, config.prefill_rows)
         if count and scheduler.memory.grow(seq, seq.computed_tokens + count):
@@ -79,6 +79,13 @@ def split(scheduler: Scheduler, batch: Batch, now_s: float) -> None:
             budget -= count
     if not batch.decodes and not batch.prefills and scheduler.running:
         _break_deadlock(scheduler, batch)
+
+
+def _busy_budget(config: SchedulerConfig, prefilling: int, decoding: int) -> int:
+    """Prefill beside decodes: its base, times how many prompts wait for each sequence that a longer step delays."""
+    assert config.busy_prefill_tokens is not None
+    base = config.busy_prefill_tokens
+    return min(base * max(1, prefilling // decoding), max(base, config.token_budget // 2))
 
 
 def whole(scheduler: Scheduler, batch: Batch, now_s: float) -> None:
