@@ -36,6 +36,9 @@ def train(
     pool: Annotated[str, typer.Option("--pool-name", help="Name of the pool, kept in the manifest.")] = "",
     suite: Annotated[str, typer.Option("--suite", help="'crb': train on CodeRouterBench's training rows.")] = "",
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Pass over bad rows instead of refusing.")] = False,
+    vectors: Annotated[
+        bool, typer.Option("--vectors", help="Word vectors beside the n-grams (extra `vectors`).")
+    ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Seed of every sample that is drawn.")] = 0,
     report: Report = None,
     as_json: Json = False,
@@ -61,7 +64,7 @@ def train(
     with _selecting.progress_bar(as_json) as progress:
         made = fit(
             dataset,
-            TrainSettings(seed=seed),
+            TrainSettings(seed=seed, vectors=vectors),
             pool=pool or data.stem,
             created=datetime.now(UTC).date().isoformat(),
             progress=progress,

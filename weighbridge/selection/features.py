@@ -50,6 +50,8 @@ class Encoder(Protocol):
 
     def encode(self, text: str) -> Features: ...
 
+    def words(self, text: str) -> list[tuple[str, int]]: ...
+
 
 def _byte_classes() -> NDArray[np.uint8]:
     table = np.full(256, _SINGLE, np.uint8)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from weighbridge.core.errors import InputError
 from weighbridge.selection import calibration, ridge
-from weighbridge.selection.checkpoint import FORMAT, Checkpoint, DataSource, Manifest, encoder_of
-from weighbridge.selection.features import Features, HashedNgrams
+from weighbridge.selection.checkpoint import FORMAT, Checkpoint, DataSource, Manifest, encoder_of, make_encoder
+from weighbridge.selection.features import Encoder, Features
 from weighbridge.selection.neighbours import familiarity, left_out_familiarity
 from weighbridge.selection.pool import pool_hash
 from weighbridge.selection.rows import Rows
@@ -48,6 +48,7 @@ class TrainSettings:
     """`max_rows` bounds the memory (rows squared); more rows are sampled with `seed`. See docs for each default."""
 
     buckets: int = 1 << 15
+    vectors: bool = False
     penalties: tuple[float, ...] = ridge.PENALTIES
     anchors: int = 2048
     gate_quantile: float = 0.01
@@ -110,7 +111,7 @@ def train(
     """
     generator = np.random.default_rng(settings.seed)
     kept = _usable_rows(data, settings, generator)
-    encoder = HashedNgrams(settings.buckets)
+    encoder = make_encoder(settings.vectors, settings.buckets)
     features = _encode(data, kept, encoder, settings.limits, progress)
     rows = Rows.of(features, encoder.buckets)
     progress("products", 0, 3)
@@ -175,7 +176,7 @@ def _usable_rows(data: Dataset, settings: TrainSettings, generator: np.random.Ge
 
 
 def _encode(
-    data: Dataset, kept: NDArray[np.int64], encoder: HashedNgrams, limits: TextLimits, progress: Progress
+    data: Dataset, kept: NDArray[np.int64], encoder: Encoder, limits: TextLimits, progress: Progress
 ) -> list[Features]:
     out: list[Features] = []
     for done, index in enumerate(kept):
