@@ -136,11 +136,16 @@ def print_outcome(outcome: Outcome, console: Any) -> None:
 
     if outcome.by_trace:
         policies = list(next(iter(outcome.by_trace.values())))
-        table = Table("attained %", *outcome.by_trace, box=box.SIMPLE)
+        long = len(outcome.by_trace) > len(policies)
+        table = Table("attained %", *(policies if long else outcome.by_trace), box=box.SIMPLE)
         for column in table.columns[1:]:
             column.justify = "right"
-        for policy in policies:
-            table.add_row(policy, *(_share(row[policy]) for row in outcome.by_trace.values()))
+        if long:
+            for trace, row in outcome.by_trace.items():
+                table.add_row(trace, *(_share(row[policy]) for policy in policies))
+        else:
+            for policy in policies:
+                table.add_row(policy, *(_share(row[policy]) for row in outcome.by_trace.values()))
         console.print(table)
     for line in outcome.findings:
         console.print(f"- {line}", markup=False, highlight=False)

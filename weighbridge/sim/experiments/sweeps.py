@@ -32,7 +32,7 @@ def sweep_policies(
     seeds: Sequence[int] | None = None,
 ) -> Outcome:
     """Attainment of every policy at every value, and ours minus the best of `against`, paired by seed."""
-    seeds = list(seeds or options.seed_list(3))
+    seeds = list(seeds or options.seed_list(2))
     results = compare_policies(make, policies, seeds, options)
     by_trace, differences = table(results), paired(results, ours)
     findings: list[str] = []
