@@ -25,7 +25,7 @@ class EngineOptions:
     busy_prefill_tokens: int = 64
     idle_prefill_tokens: int = 512
     prefill_rows: int = 64
-    max_step_s: float = 0.5
+    max_step_s: float = 1.0
     prefix_caching: bool = True
     prefix_store_bytes: int = 256 << 20
     kv_events: KvEventSettings | None = None
