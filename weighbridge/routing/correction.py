@@ -24,6 +24,8 @@ FEWEST_TOKENS = 4
 ENOUGH = 40
 """Observations after which a guess is used like a profile."""
 GUESS = StepTerms(base_s=0.02, prefill_s=1e-4, sequence_s=1e-4, kv_s=1e-7)
+FAR = 1.5
+"""Beyond this factor an observation moves the scale three times as fast."""
 MOSTLY = 0.5
 HARDLY = 0.2
 
@@ -79,6 +81,10 @@ class Correction:
             self._scale(instance, cost, 1.0, (seconds - prefill) / decode)
         elif prefill > MOSTLY * (prefill + decode) and seconds > decode:
             self._scale(instance, cost, (seconds - decode) / prefill, 1.0)
+        elif not 1.0 / FAR < seconds / (prefill + decode) < FAR:
+            # which of the two is wrong cannot be told, but together they are, by far
+            both = seconds / (prefill + decode)
+            self._scale(instance, cost, both, both)
         probe.start(charge, cost, now_s)
 
     def first_token(self, charge: Charge, prefilled: int, now_s: float) -> None:
@@ -117,5 +123,8 @@ class Correction:
 
 
 def _moved(scale: float, ratio: float) -> float:
-    factor = min(max(ratio**GAIN, 1.0 / MOST_STEP), MOST_STEP) if ratio > 0.0 else 1.0
+    if ratio <= 0.0:
+        return scale
+    gain = GAIN if 1.0 / FAR < ratio < FAR else 3.0 * GAIN
+    factor = min(max(ratio**gain, 1.0 / MOST_STEP), MOST_STEP)
     return min(max(scale * factor, 1.0 / RANGE), RANGE)

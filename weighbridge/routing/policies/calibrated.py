@@ -8,8 +8,8 @@ go only where they cost others nearly nothing.
 
 from __future__ import annotations
 
-from weighbridge.routing.forecast import Forecast, forecast
-from weighbridge.routing.policy import Choice, View, least
+from weighbridge.routing.forecast import Forecast, chance, forecast, tpot_bound
+from weighbridge.routing.policy import Choice, Option, View, least
 
 LATE_LOSS = 0.1
 SLACK_S = 0.1
@@ -46,19 +46,27 @@ class Calibrated:
             made.append(each)
             scores.append(self.seconds * seconds - each.hit + each.loss)
         best = least(scores, view.rng)
-        if view.may_hold and options[best].instance.charges and self._waits(view, made[best]):
+        if view.may_hold and options[best].instance.charges and self._waits(view, options[best], made[best]):
             return Choice(None)
         return Choice(best, scores, [_terms(each) for each in made] if view.explain else ())
 
-    def _waits(self, view: View, made: Forecast) -> bool:
+    def _waits(self, view: View, option: Option, made: Forecast) -> bool:
         slack = view.deadline_s - view.now_s
         if made.kv_over_tokens > 0:
             return True
         if slack < made.wait_s + made.prefill_s:
             return made.loss > LATE_LOSS
         if slack > made.wait_s + made.prefill_s + SLACK_S:
-            return made.hit - made.loss < self.gate
+            return made.hit - made.loss < self.gate * self._alone(view, option)
         return False
+
+    def _alone(self, view: View, option: Option) -> float:
+        """Chance to meet the TPOT bound with the instance to itself: waiting can bring no more than that."""
+        cost, bound = option.instance.cost, tpot_bound(view.tier, option.decode_tokens)
+        if cost is None or bound is None or view.leg == "prefill":
+            return 1.0
+        alone = cost.decode_step_s(1, view.request.prompt_tokens + 0.5 * option.decode_tokens)
+        return chance(bound - alone, self.error * bound)
 
     def _by_tokens(self, view: View) -> Choice:
         scores = [
