@@ -58,7 +58,7 @@ def attained(records: list[RequestRecord], tier: Tier) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[901, 902, 903])
-    parser.add_argument("--rate", type=float, default=95.0)
+    parser.add_argument("--rate", type=float, default=64.0)
     parser.add_argument("--seconds", type=float, default=120.0)
     arguments = parser.parse_args()
     print(
