@@ -126,5 +126,5 @@ def _moved(scale: float, ratio: float) -> float:
     if ratio <= 0.0:
         return scale
     gain = GAIN if 1.0 / FAR < ratio < FAR else 3.0 * GAIN
-    factor = min(max(ratio**gain, 1.0 / MOST_STEP), MOST_STEP)
+    factor = min(max(math.exp(gain * math.log(ratio)), 1.0 / MOST_STEP), MOST_STEP)
     return min(max(scale * factor, 1.0 / RANGE), RANGE)
