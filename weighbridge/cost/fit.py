@@ -234,13 +234,16 @@ def _held_out(count: int, share: float, rng: np.random.Generator) -> NDArray[np.
 
 
 def _knots(observations: Sequence[Observation]) -> tuple[int, ...]:
-    """Powers of two that observations reach, each with at least two that spend most steps in the piece below it."""
+    """Powers of two from 2 that observations reach, each with at least two that spend most steps in the piece below it.
+
+    Not 1: of a single sequence only its sum with the base can be seen.
+    """
     typical = sorted(
         max(o.sequences, key=lambda count: (o.sequences[count], count)) for o in observations if max(o.sequences) > 0
     )
     knots: list[int] = []
     left = 0
-    edge = 1
+    edge = 2
     while left < max(typical, default=0):
         if sum(left < count <= edge for count in typical) >= 2:
             knots.append(edge)
