@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -62,10 +63,13 @@ def test_nine_tenths_lie_inside(rate: float) -> None:
 
 
 def test_drawn_residuals_have_the_quantiles_they_come_from() -> None:
-    q = Quantiles(p05=-0.1, p25=-0.02, p50=0.01, p75=0.04, p95=0.2, count=100)
+    q = Quantiles(p05=-0.1, p25=-0.02, p50=0.01, p75=0.04, p95=0.2, count=100_000)
     drawn = draw_residuals(q, (20_000,), np.random.default_rng(1))
     for level, value in ((5, q.p05), (25, q.p25), (50, q.p50), (75, q.p75), (95, q.p95)):
         assert float(np.percentile(drawn, level)) == pytest.approx(value, abs=0.01)
+    few = msgspec.structs.replace(q, count=16)
+    wider = draw_residuals(few, (20_000,), np.random.default_rng(1))
+    assert float(np.percentile(wider, 95)) == pytest.approx(q.p50 + 1.5 * (q.p95 - q.p50), abs=0.01)
     assert not draw_residuals(Quantiles(), (3,), np.random.default_rng(1)).any()
 
 

@@ -75,12 +75,16 @@ def draw_terms(
 
 
 def draw_residuals(q: Quantiles, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Relative residuals from their kept quantiles, linear between them and cut at the 2.5 % tails."""
+    """Relative residuals from their kept quantiles, linear between them and with half a piece more at either end.
+
+    Few residuals know little of their tails, so their spread is widened by 1 + 2 / sqrt(count).
+    """
     if not q.count:
         return np.zeros(shape)
     levels = np.asarray([0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0])
     low, high = q.p05 - 0.5 * (q.p25 - q.p05), q.p95 + 0.5 * (q.p95 - q.p75)
-    values = np.asarray([max(-0.95, low), q.p05, q.p25, q.p50, q.p75, q.p95, high])
+    values = np.asarray([low, q.p05, q.p25, q.p50, q.p75, q.p95, high])
+    values = np.maximum(-0.95, q.p50 + (values - q.p50) * (1.0 + 2.0 / np.sqrt(q.count)))
     drawn: Array = np.interp(rng.random(shape), levels, values)
     return drawn
 
