@@ -236,7 +236,7 @@ def _held_out(count: int, share: float, rng: np.random.Generator) -> NDArray[np.
 def _knots(observations: Sequence[Observation]) -> tuple[int, ...]:
     """Powers of two from 2 that observations reach, each with at least two that spend most steps in the piece below it.
 
-    Not 1: of a single sequence only its sum with the base can be seen.
+    Not 1: of a lone sequence only its sum with the base can be seen.
     """
     typical = sorted(
         max(o.sequences, key=lambda count: (o.sequences[count], count)) for o in observations if max(o.sequences) > 0
