@@ -245,8 +245,9 @@ def answer(question: Question, report: Report) -> Answer:
                 options=settings.policy_options if name == base else {}, router=_router(recording.header),
             )  # fmt: skip
             simulation = make_simulation(one, on_arrival=moved)
-            runs.setdefault(name, []).append(simulation.run(requests))
-            spans[name] = simulation.now_s
+            records = simulation.run(requests)
+            runs.setdefault(name, []).append(records)
+            spans[name] = max(r.last_token_s or r.scheduled_s for r in records)
     rows = [_row("recorded", base, [recorded], tiers, None)]
     rows += [
         _row("re-simulated, same policy" if k == 0 else name, name, runs[name], tiers, runs[base] if k else None,
