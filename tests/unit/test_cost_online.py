@@ -105,3 +105,17 @@ def test_news_is_told_once() -> None:
     assert not cost.news()
     with pytest.raises(ValueError, match="needs a step-time model or rates"):
         OnlineCost(None, None, None)
+
+
+def test_a_profile_wrong_from_the_start_is_mended_where_it_is_seen_and_a_change_is_carried_over() -> None:
+    rng = random.Random(7)
+    wrong, changed = OnlineCost(STEP, None, 0.05), OnlineCost(STEP, None, 0.05)
+    for _ in range(30):
+        changed.observe_decode(decode(1.0, rng))
+    for cost in (wrong, changed):
+        for _ in range(30):
+            cost.observe_decode(decode(3.0, rng))
+        assert cost.level == "online"
+        assert cost.step.base_s / STEP.base_s == pytest.approx(3.0, rel=0.06)
+    assert wrong.step.prefill_s == STEP.prefill_s
+    assert changed.step.prefill_s / STEP.prefill_s == pytest.approx(3.0, rel=0.1)

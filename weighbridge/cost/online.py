@@ -41,6 +41,8 @@ ALARM = 6.0
 """In errors (of the profile, or of single observations where they scatter more). A change of two errors is noticed
 after five observations; one outlier never suffices."""
 RESTART = 5
+HISTORY = 15
+"""Observations of a group after which a departure is a change of the instance and no fault of its profile."""
 MOVED = 0.02
 """A factor's relative move from which a new model is worth telling."""
 
@@ -228,7 +230,11 @@ class OnlineCost:
             self._drift(group)
 
     def _drift(self, group: Group) -> None:
-        """A throttle slows everything, so until the other group has seen the change too it is assumed to follow."""
+        """Believe the latest observations of the group.
+
+        After a history that the profile explained, something has slowed (or freed) the instance, which is assumed to
+        touch the other group too until that is observed. Without such a history the profile was wrong in this group.
+        """
         factor = self.factors[group]
         before = factor.log
         factor.restart(self.profile_error)
@@ -237,7 +243,7 @@ class OnlineCost:
         self.drifts += 1
         self._changed_level = True
         other = self.factors["decode" if group == "prefill" else "prefill"]
-        if first and factor.log - before != 0.0:
+        if first and factor.count > HISTORY:
             other.log += factor.log - before
             other.variance = max(other.variance, (factor.log - before) ** 2)
             other.high = other.low = 0.0
