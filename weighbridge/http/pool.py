@@ -1,6 +1,7 @@
 """Connections to one origin: re-used youngest first, closed before the server would, dialled when none is free."""
 
 import asyncio
+import contextlib
 import ssl
 
 from weighbridge.http.client_connection import IDLE, ClientConnection, Exchange, Sink
@@ -8,6 +9,7 @@ from weighbridge.http.errors import ConnectFailed
 from weighbridge.http.limits import ClientLimits
 
 SWEEP_S = 0.5
+CLOSE_S = 10.0
 
 
 class Pool:
@@ -139,6 +141,8 @@ class Pool:
                 connection.fail(ConnectFailed("the pool was closed"))
             elif connection.transport is not None:
                 connection.transport.abort()
-        while self.connections or self._dials:
-            self._changed.clear()
-            await self._changed.wait()
+        with contextlib.suppress(TimeoutError):  # shutting down must end, whatever a transport does
+            async with asyncio.timeout(CLOSE_S):
+                while self.connections or self._dials:
+                    self._changed.clear()
+                    await self._changed.wait()

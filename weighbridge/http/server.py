@@ -17,6 +17,7 @@ Admit = Callable[[Request], tuple[int, str] | None]
 
 log = logging.getLogger("weighbridge.http")
 SWEEP_S = 0.25
+CLOSE_S = 10.0
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
@@ -105,12 +106,16 @@ class HttpServer:
             connection.abort()
         for task in list(self._tasks):
             task.cancel()
-        while self.connections or self._tasks:
-            self._changed.clear()
-            await self._changed.wait()
-        if self._server is not None:
-            await self._server.wait_closed()
-            self._server = None
+        try:  # shutting down must end, whatever a transport does
+            async with asyncio.timeout(CLOSE_S):
+                while self.connections or self._tasks:
+                    self._changed.clear()
+                    await self._changed.wait()
+                if self._server is not None:
+                    await self._server.wait_closed()
+        except TimeoutError:
+            log.error("%d connections and %d tasks did not end", len(self.connections), len(self._tasks))
+        self._server = None
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
