@@ -15,6 +15,7 @@ def register(app: typer.Typer) -> None:
     plan = typer.Typer(help="Size a deployment before it exists.", no_args_is_help=True, rich_markup_mode=None)
     plan.command("kv")(_kv)
     plan.command("stability")(_stability)
+    plan.command("fleet")(_fleet)
     app.add_typer(plan, name="plan")
 
 
@@ -102,3 +103,55 @@ def _stability(
         instances=instances,
     )
     print_answer(result, as_json=json)
+
+
+def _fleet(
+    trace: Annotated[Path, typer.Option(help="The traffic to serve: a trace file.")],
+    profile: Annotated[
+        list[str], typer.Option(help="Profile file of a kind of instance, or a preset; may be repeated.")
+    ],
+    slo: Annotated[str, typer.Option(help="ttft=1.0,tpot=0.05,e2e=10 in seconds.")],
+    attainment: Annotated[float, typer.Option(help="Share of all requests that must meet the SLO.")] = 0.95,
+    policy: Annotated[str, typer.Option(help="Policies to size for, separated by commas.")] = "calibrated,round_robin",
+    price: Annotated[list[float] | None, typer.Option(help="Price per hour, one for each --profile.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests per second. Default: the trace's own.")] = None,
+    growth: Annotated[str, typer.Option(help="What-if factors on the rate, e.g. 1,1.5,2.")] = "1",
+    split: Annotated[bool, typer.Option("--split", help="Prefill and decode on instances of their own.")] = False,
+    requests: Annotated[int, typer.Option(help="Requests of one simulation.")] = 5000,
+    seeds: Annotated[int, typer.Option(help="Seeds of the search, and as many fresh ones for the check.")] = 3,
+    kv_blocks: Annotated[int | None, typer.Option(help="KV blocks of an instance. Default: the profile's.")] = None,
+    max_instances: Annotated[int, typer.Option(help="Largest fleet to consider.")] = 256,
+    seconds: Annotated[float, typer.Option(help="Time for the whole answer.")] = 110.0,
+    jobs: Annotated[int | None, typer.Option(help="Processes. Default: all cores.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Write attainment by size as SVG.")] = None,
+    json: _JSON = False,
+) -> None:
+    """The smallest fleet that holds an SLO on a trace, per policy, by simulation over seeds."""
+    from rich.console import Console
+
+    from weighbridge.plan.fleet_report import FleetFlags, answer, print_answer
+
+    flags = FleetFlags(
+        trace=trace,
+        profiles=tuple(profile),
+        slo=slo,
+        attainment=attainment,
+        policies=policy,
+        prices=tuple(price or ()),
+        rate=rate,
+        growth=growth,
+        split=split,
+        requests=requests,
+        seeds=seeds,
+        kv_blocks=kv_blocks,
+        max_instances=max_instances,
+        seconds=seconds,
+        jobs=jobs,
+    )
+    console = Console(stderr=True)
+    if json or not console.is_terminal:
+        found = answer(flags)
+    else:
+        with console.status("reading the trace") as status:
+            found = answer(flags, status.update)
+    print_answer(found, as_json=json, picture_path=picture)
