@@ -119,6 +119,8 @@ class _Scale:
         high = self.low_x + self.span_x
         if not self.log_x:
             return ticks(self.low_x, high)
+        if self.span_x < 1.0:
+            return [p for p in ticks(10.0**self.low_x, 10.0**high) if p > 0]
         decades = range(math.floor(self.low_x), math.ceil(high) + 1)
         steps = (1, 2, 5) if self.span_x < 2 else (1,)
         places = [m * 10.0**d for d in decades for m in steps]

@@ -55,7 +55,7 @@ def build_report(
         "offered_rate": rate if rate is not None and math.isfinite(rate) else _rate(len(steady), span),
         "achieved_rate": summary["by_status"].get("ok", 0) / summary["window_s"] if summary["window_s"] else None,
         **summary,
-        "adjusted": _adjusted(steady),
+        "adjusted": adjusted_percentiles(steady),
         "first_content_s": _dist(r.first_content_s - r.scheduled_s for r in steady if r.first_content_s is not None),
         "first_byte_s": _dist(r.first_byte_s - r.scheduled_s for r in steady if r.first_byte_s is not None),
         "frame_gap_s": _dist(g for g in result.gaps if g > 0.0),
@@ -88,7 +88,7 @@ def _dist(values: Iterable[float]) -> dict[str, float]:
     return out
 
 
-def _adjusted(records: Sequence[BenchRecord]) -> dict[str, dict[str, float]]:
+def adjusted_percentiles(records: Sequence[BenchRecord]) -> dict[str, dict[str, float]]:
     return {metric: {f"p{q:g}": adjusted(records, metric, q) for q in PERCENTILES} for metric in ("ttft_s", "e2e_s")}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from weighbridge.bench.html import View, page
 from weighbridge.bench.load import LoadOptions, LoadResult
 from weighbridge.bench.provenance import provenance
 from weighbridge.bench.report import build_report, encode
@@ -21,11 +22,11 @@ from weighbridge.bench.schedule import DrawOptions, Planned, TraceOptions, drawn
 from weighbridge.bench.slo import tiers_of
 from weighbridge.bench.target import CHAT, Target, preflight
 from weighbridge.bench.verdict import judge
+from weighbridge.bench.watch import watching
 from weighbridge.bench.workers import Progress, run_load
 from weighbridge.core.errors import ConfigError
-from weighbridge.core.request import Tier
 
-RECORDS, REPORT = "requests.jsonl", "report.json"
+RECORDS, REPORT, PAGE = "requests.jsonl", "report.json", "report.html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class RunOptions:
     max_lag_s: float | None = None
     processes: int = 1
     seed: int = 0
+    metrics: tuple[str, ...] = ()
     out: Path | None = None
 
 
@@ -64,7 +66,7 @@ class Measurement:
     result: LoadResult
     report: dict[str, Any]
     folder: Path
-    tiers: dict[str, Tier] = field(default_factory=dict)
+    gauges: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
 
 def make_plan(options: RunOptions) -> list[Planned]:
@@ -134,13 +136,18 @@ def measure(options: RunOptions, on_progress: Progress | None = None, plan: list
     if closed:
         notes.append("closed loop: a request was due when its slot became free, so no queue of an offered load is seen")
     records = folder / RECORDS
-    result = run_load(plan, target, load, processes=options.processes, records=records, on_progress=on_progress)
+    with watching(options.metrics) as watch:
+        result = run_load(plan, target, load, processes=options.processes, records=records, on_progress=on_progress)
+    notes += watch.notes
     verdict = judge(result, len(plan), processes=options.processes, max_lag_s=options.max_lag_s)
     settings = _settings(options, target)
     report = build_report(result, verdict, tiers, provenance(**settings), rate=rate, notes=notes)
     report["records"] = str(records)
+    gauges = watch.since(result.started_at)
+    view = View(options.url, report, [r for r in result.records if not r.warmup], result.running, gauges)
+    _write(folder / PAGE, page(f"Load test of {target.model} at {options.url}", [view]).encode(), report)
     _write(folder / REPORT, encode(report), report)
-    return Measurement(result, report, folder, tiers)
+    return Measurement(result, report, folder, gauges)
 
 
 def _write(path: Path, data: bytes, report: dict[str, Any]) -> None:

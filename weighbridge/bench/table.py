@@ -71,16 +71,18 @@ def _latency(report: Mapping[str, Any], console: Console) -> None:
 
 def _tiers(report: Mapping[str, Any], console: Console) -> None:
     table = Table(box=None, pad_edge=False)
-    table.add_column("tier")
-    for name in ("offered", "attainment", "TTFT p50", "TTFT p99", "TPOT p50", "E2E p99", "SLO"):
-        table.add_column(name, justify="right")
+    table.add_column("tier", no_wrap=True)
+    for name in ("offered", "met", "TTFT p50", "TTFT p99", "TPOT p50", "E2E p99"):
+        table.add_column(name, justify="right", no_wrap=True)
     for tier, part in report["by_tier"].items():
-        bounds = ", ".join(f"{k.removesuffix('_s')} {v:g} s" for k, v in report["slo"].get(tier, {}).items())
         table.add_row(
             tier, str(part["offered"]), _percent(part["attainment"]), _ms(part["ttft_s"]["p50"]),
-            _ms(part["ttft_s"]["p99"]), _ms(part["tpot_s"]["p50"]), _ms(part["e2e_s"]["p99"]), bounds or "ends well",
+            _ms(part["ttft_s"]["p99"]), _ms(part["tpot_s"]["p50"]), _ms(part["e2e_s"]["p99"]),
         )  # fmt: skip
     console.print(table)
+    for tier, slo in report["slo"].items():
+        bounds = ", ".join(f"{k.removesuffix('_s').upper()} <= {v:g} s" for k, v in slo.items())
+        console.print(f"  {tier}: {bounds or 'ends well'}", style="dim", soft_wrap=True)
 
 
 def _ms(seconds: float | None) -> str:
