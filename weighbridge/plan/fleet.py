@@ -323,6 +323,9 @@ def _find_in_time(bench: Bench, answer: Answer) -> None:
     try:
         find(bench, answer)
     except OutOfTime:
+        holding = [trial for trial in answer.tried if bench.holds(trial)]
+        if answer.best is None and holding:
+            answer.best = min(holding, key=lambda trial: trial.size)
         answer.note = (
             f"stopped after {bench.question.seconds:.0f} s; the answer is the best found so far (see --seconds)"
         )
