@@ -1,5 +1,7 @@
 """The history checker: misbehaving engines and impatient clients, from seeds; what failed once stays in the list."""
 
+import asyncio
+
 import pytest
 
 from tests.support.history import history
@@ -13,9 +15,14 @@ ONCE_FAILED: tuple[int, ...] = ()
 def test_histories(block: int) -> None:
     size = SEEDS // 6
     totals: dict[str, int] = {}
-    for seed in range(block * size, (block + 1) * size):
-        for end, number in run(history(seed), 60.0).items():
-            totals[end] = totals.get(end, 0) + number
+
+    async def main() -> None:
+        seeds = range(block * size, (block + 1) * size)
+        for ends in await asyncio.gather(*(history(seed) for seed in seeds)):
+            for end, number in ends.items():
+                totals[end] = totals.get(end, 0) + number
+
+    run(main(), 100.0)
     assert totals["ok"] > 20
     assert totals["error_frame"] > 5
     assert totals["cancelled"] > 5

@@ -110,7 +110,7 @@ async def front(*upstreams: FakeUpstream, instance_fields: Any = None, **fields:
     client = HttpClient()
     try:
         if gateway.settings.instances:
-            assert await gateway.wait_ready(5.0)
+            assert await gateway.wait_ready(30.0)
             while not all(e.up for e in gateway.driver.endpoints.values()):
                 gateway.health._changed.clear()
                 await gateway.health._changed.wait()
