@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -14,9 +13,9 @@ from pathlib import Path
 import openai
 import pytest
 
+from tests.support.clients import ask, half_cancelled
 from tests.support.served import ROOT, Served, engine_gauge, rss_bytes, serve
 
-MODEL = "smollm2-135m-instruct"
 pytestmark = pytest.mark.engine
 
 
@@ -27,54 +26,14 @@ def replay_is_identical(served: Served) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-async def ask(api: openai.AsyncOpenAI, number: int, *, tokens: int, cancel_after_s: float | None, stream: bool) -> str:
-    """One request; returns how it ended for the client."""
-
-    async def whole() -> str:
-        prompt = f"Story number {number}: once upon a time there was"
-        extra = {"ignore_eos": True}
-        if not stream:
-            done = await api.completions.create(model=MODEL, prompt=prompt, max_tokens=tokens, extra_body=extra)
-            assert done.usage is not None and done.usage.completion_tokens == tokens
-            return "ok"
-        reasons = []
-        async for chunk in await api.completions.create(
-            model=MODEL, prompt=prompt, max_tokens=tokens, stream=True, extra_body=extra
-        ):
-            reasons += [c.finish_reason for c in chunk.choices if c.finish_reason]
-        assert reasons == ["length"]
-        return "ok"
-
-    try:
-        return await asyncio.wait_for(whole(), cancel_after_s)
-    except TimeoutError:
-        return "cancelled"
-    except openai.APIError as error:
-        return f"error: {error.message}"
-
-
 def test_half_of_the_requests_cancelled_at_random_points(tmp_path: Path) -> None:
-    draw = random.Random(11)
     with serve(tmp_path) as served:
         pids = [i["pid"] for i in served.instances]
 
-        async def run(count: int) -> list[str]:
-            async with openai.AsyncOpenAI(base_url=served.url + "/v1", api_key="x", max_retries=0, timeout=90) as api:
-                jobs = []
-                for number in range(count):
-                    cancel = draw.choice([0.001, 0.02, 0.1, 0.3, 0.8]) if number % 2 else None
-                    jobs.append(
-                        asyncio.create_task(
-                            ask(api, number, tokens=12, cancel_after_s=cancel, stream=draw.random() < 0.5)
-                        )
-                    )
-                    await asyncio.sleep(draw.expovariate(20))
-                return await asyncio.gather(*jobs)
-
-        asyncio.run(run(20))
+        asyncio.run(half_cancelled(served, 20, 11))
         served.wait_idle()
         before = [rss_bytes(pid) for pid in (served.process.pid, *pids)]
-        ends = asyncio.run(run(60))
+        ends = asyncio.run(half_cancelled(served, 60, 12))
         assert set(ends) <= {"ok", "cancelled"}, ends
         assert ends.count("ok") >= 30
         fleet = served.wait_idle()
