@@ -18,6 +18,8 @@ from weighbridge.calibrate.probe import Probe
 from weighbridge.core.instance import Limits
 
 HELD_OUT = "random"
+LEAST_HELD_OUT = 24
+"""About so many requests are held out at least, unless the budget is very short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +112,15 @@ def random_stage(shape: Shape, speed: Speed, seconds: float, rng: random.Random,
     probes: list[Probe] = []
     now = 0.0
     top = min(long_tokens, shape.context_tokens - 64)
+    width = max(1, shape.sequences // 2)
+    mean_prompt, mean_output = 0.25 * top, 20.0
+    typical = speed.prefill_s * mean_prompt + mean_output * (speed.step_s / width + speed.sequence_s)
+    # a slow engine gets shorter requests rather than too few to judge a fit by
+    shrink = min(1.0, 0.6 * seconds / (LEAST_HELD_OUT * typical))
     while now < seconds and len(probes) < 200:
-        prompt = min(top, 8 + int(rng.expovariate(1 / (0.25 * top))))
-        output = min(64, 4 + int(rng.expovariate(1 / 20)))
+        prompt = min(top, 8 + int(rng.expovariate(1 / max(8.0, shrink * mean_prompt))))
+        output = min(64, 4 + int(rng.expovariate(1 / max(4.0, shrink * mean_output))))
         probes.append(Probe(prompt, output, after_s=now))
-        width = max(1, shape.sequences // 2)
         busy = speed.prefill_s * prompt + output * (speed.step_s / width + speed.sequence_s)
         now += rng.expovariate(0.6 / busy)
     return Stage(HELD_OUT, tuple(probes))
