@@ -54,7 +54,7 @@ def test_usage_frame_reaches_only_a_client_that_asked() -> None:
 
 def test_edits_splice_and_leave_every_other_byte() -> None:
     async def main() -> None:
-        async with FakeUpstream(answer) as upstream, front(upstream) as f:
+        async with FakeUpstream(answer) as upstream, front(upstream, instance_fields={"kind": "vllm"}) as f:
             body = (
                 b'{ "z":1e-7, "model" : "m","a":-0.0,"big":123456789012345678901234567890,\n"messages":[{"role":"user",'
                 b'"content":"\\u4f60 \xf0\x9f\x99\x82"}], "tools":[{"z":1,"a":2,"m":3}],"stream":true,"max_tokens":5 }'

@@ -218,7 +218,10 @@ def test_admin_off_loopback_needs_its_token() -> None:
 def test_compressed_bodies() -> None:
     async def main() -> None:
         limits = ServerLimits(max_body_bytes=20_000)
-        async with FakeUpstream(answer) as upstream, front(upstream, server=limits) as f:
+        async with (
+            FakeUpstream(answer) as upstream,
+            front(upstream, server=limits, instance_fields={"kind": "vllm"}) as f,
+        ):
             body = chat(stream=False)
             reply = await f.post(gzip.compress(body), content_encoding="gzip")
             assert reply.status == 200
