@@ -24,6 +24,7 @@ def load(tmp_path: Path, text: str) -> object:
         (GOOD.replace("8001", "80o1"), r"yaml:3: \$.instances\[0\].url: not a URL .*expected http://HOST:PORT"),
         (GOOD.replace("//", "//key@"), r"yaml:3: .*a key never stands in a URL; use `api_key_env`"),
         (GOOD + "  - name: a\n    url: http://127.0.0.1:8002\n", r"yaml:4: \$.instances\[1\].name: .* is taken"),
+        (GOOD + "    kind: vlm\n", r"yaml:4: \$.instances\[0\].kind: unknown kind 'vlm'; known: .*vllm"),
         (GOOD + "router: {policy: nope}\n", r"yaml:4: \$.router.policy: unknown policy 'nope'; known: "),
         (GOOD + "default_tier: gold\n", r"yaml:4: \$.default_tier: tier 'gold' is not defined; defined: batch"),
         (GOOD + "prot: 8080\n", r"yaml:4: \$: unknown key `prot`"),

@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 def engine(
     model: Annotated[str, typer.Option(help="Catalogue name or GGUF path.")] = "smollm2-135m-instruct",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one.")] = 8000,
     slots: Annotated[int, typer.Option(help="Sequences computed at the same time.")] = 4,
     context: Annotated[int, typer.Option(help="Tokens per slot, prompt and output together.")] = 2048,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 takes all cores.")] = 0,

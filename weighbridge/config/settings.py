@@ -11,6 +11,7 @@ import msgspec
 from weighbridge.config.document import Document
 from weighbridge.core.errors import PolicyError
 from weighbridge.engine.instance import InstanceOptions, available_cores
+from weighbridge.gateway.adapters import ADAPTERS
 from weighbridge.gateway.settings import GatewaySettings
 from weighbridge.routing.policies.registry import make_policy
 from weighbridge.routing.settings import RouterSettings
@@ -72,6 +73,9 @@ def _check(settings: Settings, document: Document) -> None:
         problem = _url_problem(instance.url)
         if problem:
             raise document.error(problem, f"$.instances[{index}].url")
+        if instance.kind not in ADAPTERS:
+            known = ", ".join(sorted(ADAPTERS))
+            raise document.error(f"unknown kind {instance.kind!r}; known: {known}", f"$.instances[{index}].kind")
     tiers = {tier.name for tier in settings.router.tiers}
     if settings.default_tier not in tiers:
         raise document.error(
