@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import time
 
 import numpy as np
 import pytest
 
 from tests.support.engines import GREEDY, LocalEngine, local_engine
+from weighbridge.engine.libllama import Library
 from weighbridge.engine.model import LlamaModel
 from weighbridge.engine.options import EngineOptions
 from weighbridge.engine.runner import DecodeFailed, LlamaRunner, Rows, RunnerOptions
@@ -61,6 +63,22 @@ def test_the_kv_of_a_slot_moves_between_contexts_bit_exact(model: LlamaModel) ->
             second.restore(0, bad)
     first.close()
     second.close()
+
+
+def test_the_library_may_log_after_another_library_object_is_gone(model: LlamaModel) -> None:
+    """The C library holds one log callback per process, whoever set it last; a freed one crashed the process."""
+    other = Library(model.library.path)
+    del other
+    gc.collect()
+    garbage = [bytearray(200) for _ in range(1000)]
+    runner = LlamaRunner(model, SMALL)
+    runner.prefill([Rows(0, words(64), 0, False)])
+    data = runner.save(0)
+    for bad in (data[:100], data[:-7]):
+        with pytest.raises(DecodeFailed):
+            runner.restore(1, bad)
+    assert len(garbage) == 1000
+    runner.close()
 
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])

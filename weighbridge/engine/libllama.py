@@ -139,6 +139,10 @@ _CONTEXT_DEFAULTS = {
 _MODEL_DEFAULTS = {"n_gpu_layers": -1, "main_gpu": 0, "vocab_only": False, "check_tensors": False}
 _POINTERS = ("cb_eval", "cb_eval_user_data", "abort_callback", "abort_callback_data", "samplers", "ctx_other")
 
+# The C library keeps the last callback in a variable of the process and calls it from any context, also after the
+# Library that set it is gone: a freed one would be a jump into garbage.
+_LOG_CALLBACKS: list[Any] = []
+
 
 class Library:
     """One loaded libllama: `ffi`, `lib`, and where it came from. Load once per process and share."""
@@ -155,8 +159,9 @@ class Library:
         self._logged: deque[str] = deque(maxlen=20)
         self._handles = _preload(self.path)
         self.ffi, self.lib, self.layout = self._open()
-        self._log = self.ffi.callback("ggml_log_callback", self._on_log)
-        self.lib.llama_log_set(self._log, self.ffi.NULL)
+        log = self.ffi.callback("ggml_log_callback", self._on_log)
+        _LOG_CALLBACKS.append(log)
+        self.lib.llama_log_set(log, self.ffi.NULL)
         if self.lib.ggml_backend_dev_count() == 0:
             self.lib.ggml_backend_load_all_from_path(str(self.path.parent).encode())
         self.lib.llama_backend_init()
