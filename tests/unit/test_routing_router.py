@@ -1,9 +1,13 @@
 """Router.handle: placement, retry, rejection, determinism."""
 
+import io
+from math import inf, nan
+
 import pytest
 
 from weighbridge.core.actions import Abort, Dispatch, Reject
 from weighbridge.core.errors import PolicyError
+from weighbridge.core.event_log import Header, LogReader, encode_entry, encode_header
 from weighbridge.core.events import (
     InstanceDown,
     InstanceUp,
@@ -14,6 +18,7 @@ from weighbridge.core.events import (
 from weighbridge.core.instance import InstanceSpec, Limits, Rates
 from weighbridge.core.request import Request
 from weighbridge.routing.policies.registry import make_policy, policy_names
+from weighbridge.routing.policy import Choice, Policy, View
 from weighbridge.routing.router import Router, RouterSettings
 
 
@@ -155,3 +160,51 @@ def test_a_prompt_that_seems_too_long_for_all_goes_to_the_largest_context() -> N
         made.handle(InstanceUp(spec=spec, generation=1), 0.0)
     assert [chosen(made, f"r{n}", prompt_tokens=500) for n in range(3)] == ["large"] * 3
     assert chosen(made, "s", prompt_tokens=100) == "large"
+
+
+class Raises:
+    def choose(self, view: View) -> Choice:
+        raise KeyError("my bug")
+
+
+class OutOfRange:
+    def choose(self, view: View) -> Choice:
+        return Choice(len(view.options))
+
+
+class Holds:
+    def choose(self, view: View) -> Choice:
+        return Choice(None)
+
+
+class Infinite:
+    def choose(self, view: View) -> Choice:
+        return Choice(0, [inf for _ in view.options], [{"wait_s": nan} for _ in view.options])
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"), [(Raises(), "KeyError: 'my bug'"), (OutOfRange(), "index 3 of 3"), (Holds(), "wants to hold")]
+)
+def test_a_policy_that_breaks_its_contract_is_replaced_for_that_request_and_named(policy: Policy, said: str) -> None:
+    made = router("least_requests")
+    made.policy = policy
+    names = []
+    for n in range(3):
+        (action,) = made.handle(arrived(f"r{n}"), 1.0)
+        assert isinstance(action, Dispatch)
+        assert action.decision is not None
+        assert said in action.decision.note
+        names.append(action.instance)
+    assert sorted(names) == ["i0", "i1", "i2"]
+    for n in range(3):
+        made.handle(RequestFinished(request_id=f"r{n}", output_tokens=1), 2.0)
+    assert made.live_requests == 0
+
+
+def test_numbers_that_json_cannot_hold_stay_out_of_the_record() -> None:
+    made = router("least_requests")
+    made.policy = Infinite()
+    actions = made.handle(arrived("r"), 1.0)
+    line = encode_entry(1.0, arrived("r"), actions)
+    (entry,) = LogReader(io.BytesIO(encode_header(Header()) + line))
+    assert entry.a == tuple(actions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 from weighbridge.core.actions import Leg
 from weighbridge.core.decision import Candidate, Decision, ShadowChoice
@@ -145,8 +146,10 @@ def decision(
             cached_tokens=option.cached_tokens,
             prefill_tokens=option.instance.prefill_tokens + option.prefill_tokens,
             decode_tokens=option.instance.decode_tokens + option.decode_tokens,
-            terms=dict(choice.terms[index]) if choice.terms else {},
-            score=choice.scores[index] if choice.scores else None,
+            terms={name: value for name, value in choice.terms[index].items() if isfinite(value)}
+            if choice.terms
+            else {},
+            score=choice.scores[index] if choice.scores and isfinite(choice.scores[index]) else None,
         )
         for index, option in enumerate(view.options)
     ]

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 from weighbridge.core.actions import Dispatch, Leg
+from weighbridge.core.errors import WeighbridgeError
 from weighbridge.core.request import Tier
 from weighbridge.routing.candidates import Candidates, Pool, decision
 from weighbridge.routing.fleet import Fleet, Instance
@@ -135,9 +136,16 @@ class Placing:
             deadline_s=live.deadline_s,
             may_hold=may_hold,
         )
-        choice = self.policy.choose(view)
-        if choice.index is None and not may_hold:
-            raise ValueError(f"policy {self.settings.policy} wants to hold where it must choose")
+        try:
+            choice = self.policy.choose(view)
+            broken = _broken(choice, view)
+        except WeighbridgeError:
+            raise
+        except Exception as error:  # a third party's policy must not take its request down with it
+            broken = f"{type(error).__name__}: {error}"
+        if broken:
+            fewest = min(range(len(options)), key=lambda n: options[n].instance.in_flight)
+            choice = Choice(fewest, note=f"policy {self.settings.policy} failed ({broken}); fewest requests instead")
         return choice, view
 
     def _send(self, live: Live, view: View, choice: Choice, leg: Leg, prefill_instance: str | None) -> Dispatch:
@@ -175,3 +183,12 @@ class Placing:
     def _binds_early(self, prefill: Instance) -> bool:
         binding = self.settings.binding
         return binding == "early" or (binding == "auto" and prefill.spec.kind == "sglang")
+
+
+def _broken(choice: Choice, view: View) -> str:
+    """How a choice breaks the policy contract; empty if it does not."""
+    if choice.index is None:
+        return "" if view.may_hold else "it wants to hold where it must choose"
+    if not 0 <= choice.index < len(view.options):
+        return f"index {choice.index} of {len(view.options)} options"
+    return ""
