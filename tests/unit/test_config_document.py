@@ -38,7 +38,11 @@ def test_an_empty_file_is_all_defaults() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("parts:\n  - name: x\n    prot: 1\n", r"fleet.yaml:3: \$.parts\[0\]: unknown key `prot`"),
+        (
+            "parts:\n  - name: x\n    prot: 1\n",
+            r"fleet.yaml:3: \$.parts\[0\]: unknown key `prot`; did you mean `port`\?",
+        ),
+        ("colour: red\n", r"fleet.yaml:1: \$: unknown key `colour`; known: label, parts"),
         ("parts:\n  - port: 1\n", r"fleet.yaml:2: \$.parts\[0\]: missing key `name`"),
         ("parts:\n  - name: x\n    port: many\n", r"fleet.yaml:3: \$.parts\[0\].port: expected `int`, got `str`"),
         ("parts: 3\n", r"fleet.yaml:1: \$.parts: expected `array`, got `int`"),

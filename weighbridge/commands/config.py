@@ -40,7 +40,8 @@ def check(file: FileArgument = None, as_json: JsonOption = False) -> None:
     if as_json:
         typer.echo(msgspec.json.encode({"ok": True, "instances": names, "policy": settings.router.policy}).decode())
     else:
-        typer.echo(f"ok: {len(names)} instances ({', '.join(names)}), policy {settings.router.policy}")
+        count = "1 instance" if len(names) == 1 else f"{len(names)} instances"
+        typer.echo(f"ok: {count} ({', '.join(names)}), policy {settings.router.policy}")
 
 
 def show(file: FileArgument = None, as_json: JsonOption = False) -> None:

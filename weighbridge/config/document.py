@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import msgspec.inspect
 import yaml
 
 from weighbridge.core.errors import ConfigError
@@ -19,6 +21,7 @@ from weighbridge.core.errors import ConfigError
 T = TypeVar("T")
 
 _VARIABLE = re.compile(r"\$(\$\{)|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_UNKNOWN = re.compile(r"unknown field `([^`]+)`")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 MAX_BYTES = 1 << 20
 
@@ -68,7 +71,11 @@ class Document:
             return msgspec.convert(self.value, type_)
         except msgspec.ValidationError as error:
             message, _, path = str(error).partition(" - at `")
-            raise self.error(message, path.rstrip("`") or "$") from None
+            path = path.rstrip("`") or "$"
+            unknown = _UNKNOWN.search(message)
+            if unknown:
+                message += _expected(unknown.group(1), known_keys(type_, path))
+            raise self.error(message, path) from None
 
     def error(self, message: str, path: str) -> ConfigError:
         """An error about the value at `path`, such as `$.instances[0].url`."""
@@ -78,11 +85,41 @@ class Document:
             if step is None:
                 break
             node = step
-        unknown = re.search(r"unknown field `([^`]+)`", message)
+        unknown = _UNKNOWN.search(message)
         if unknown and isinstance(node, yaml.MappingNode):
             node = next((k for k, _ in node.value if k.value == unknown.group(1)), node)
         where = self.name if node is None else f"{self.name}:{node.start_mark.line + 1}"
         return ConfigError(_humanise(message), source=where, path=path)
+
+
+def known_keys(type_: Any, path: str) -> list[str]:
+    """The keys that `type_` allows at `path`, sorted; empty where that is no struct."""
+    info = _struct(msgspec.inspect.type_info(type_))
+    for key, _ in _STEP.findall(path):
+        if key and isinstance(info, msgspec.inspect.StructType):
+            field = next((f for f in info.fields if f.encode_name == key), None)
+            info = None if field is None else _struct(field.type)
+        if info is None:
+            return []
+    return sorted(f.encode_name for f in info.fields) if isinstance(info, msgspec.inspect.StructType) else []
+
+
+def _struct(info: msgspec.inspect.Type) -> msgspec.inspect.Type | None:
+    """The struct inside optional, list, tuple and dict types; what else it is otherwise."""
+    if isinstance(info, msgspec.inspect.UnionType):
+        return next((found for t in info.types if isinstance(found := _struct(t), msgspec.inspect.StructType)), None)
+    if isinstance(info, msgspec.inspect.VarTupleType | msgspec.inspect.ListType):
+        return _struct(info.item_type)
+    if isinstance(info, msgspec.inspect.DictType):
+        return _struct(info.value_type)
+    return info
+
+
+def _expected(key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    if close:
+        return f"; did you mean `{close[0]}`?"
+    return f"; known: {', '.join(known)}" if known else ""
 
 
 def _child(node: Any, key: str, index: str) -> Any:
