@@ -6,7 +6,7 @@ import pytest
 
 from weighbridge.core.actions import Dispatch
 from weighbridge.core.errors import LogError
-from weighbridge.core.event_log import Entry, Header, LogReader, encode_entry, encode_header
+from weighbridge.core.event_log import Entry, Header, LogReader, RotatedLog, encode_entry, encode_header
 from weighbridge.core.events import RequestArrived, Tick
 from weighbridge.core.request import Request
 
@@ -52,3 +52,18 @@ def test_a_bad_line_in_the_middle_is_named() -> None:
 def test_headers_are_checked(first: bytes, message: str) -> None:
     with pytest.raises(LogError, match=message):
         LogReader(io.BytesIO(first))
+
+
+def part(number: int) -> LogReader:
+    stream = io.BytesIO(encode_header(Header(part=number)) + encode_entry(float(number), Tick(), ()))
+    return LogReader(stream, f"events-{number}.jsonl")
+
+
+def test_a_rotated_log_is_read_as_one() -> None:
+    assert [entry.t for entry in RotatedLog([part(1), part(2), part(3)])] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("numbers", [(2,), (1, 3), (2, 1)])
+def test_a_rotated_log_with_a_part_missing_is_refused(numbers: tuple[int, ...]) -> None:
+    with pytest.raises(LogError, match=r"events-\d\.jsonl: is part \d of its run where part \d was expected"):
+        RotatedLog([part(number) for number in numbers])

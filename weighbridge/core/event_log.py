@@ -30,6 +30,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     router: dict[str, Any] = {}
     created: str = ""
+    part: int = 1
+    """Which file of one run this is; a run's log is rotated into parts 1, 2, 3, ..."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -58,7 +60,7 @@ class LogReader:
     """Iterate a log's entries. `header` is read at once; `truncated` says whether the last line was cut."""
 
     def __init__(self, stream: IO[bytes], name: str = "event log") -> None:
-        self._stream, self._name = stream, name
+        self._stream, self.name = stream, name
         self.truncated = False
         first = stream.readline()
         try:
@@ -73,6 +75,10 @@ class LogReader:
                 f"{VERSION}); upgrade weighbridge to read it"
             )
 
+    def close(self) -> None:
+        """Close the stream."""
+        self._stream.close()
+
     def __iter__(self) -> Iterator[Entry]:
         for number, line in enumerate(self._stream, start=2):
             if not line.strip():
@@ -83,13 +89,23 @@ class LogReader:
                 if not line.endswith(b"\n"):
                     self.truncated = True
                     return
-                raise LogError(f"{self._name}: line {number}: {error}") from None
+                raise LogError(f"{self.name}: line {number}: {error}") from None
 
 
 class RotatedLog:
-    """The files of one rotated log, read one after the other. `header` is the first file's."""
+    """The files of one run's rotated log, read one after the other. `header` is the first file's.
+
+    Raises:
+        LogError: a part is missing; without the first ones nobody knows what the router knew.
+    """
 
     def __init__(self, readers: list[LogReader]) -> None:
+        for expected, reader in enumerate(readers, start=1):
+            if reader.header.part != expected:
+                raise LogError(
+                    f"{reader.name}: is part {reader.header.part} of its run where part {expected} was expected; "
+                    "name all files of one run from its first on, in order"
+                )
         self._readers = readers
         self.header = readers[0].header
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from weighbridge.core.errors import ConfigError, ServiceError
-from weighbridge.core.event_log import Header, encode_header
+from weighbridge.core.event_log import Header
 from weighbridge.core.events import InstanceDown
 from weighbridge.gateway.admin import Admin
 from weighbridge.gateway.driver import Driver
@@ -178,7 +178,7 @@ class Gateway:
         try:
             return LogWriter(
                 directory,
-                encode_header(header),
+                header,
                 max_bytes=self.settings.log_bytes,
                 max_files=self.settings.log_files,
             )

@@ -1,7 +1,8 @@
 """The event log on disk: lines are handed over in batches to one thread, so that the data plane never waits for it.
 
-What the thread has not written yet is bounded; beyond the bound entries are dropped and counted, and the log says so
-with its next rotation. A log is rotated at a size and the oldest files are deleted.
+What the thread has not written yet is bounded; beyond the bound entries are dropped and counted (`dropped`, exported
+as a metric), and a log that lacks entries does not replay. A log is rotated at a size, each file's header says which
+part of the run it is, and the oldest files are deleted.
 """
 
 from __future__ import annotations
@@ -11,16 +12,21 @@ import threading
 from pathlib import Path
 from typing import IO
 
+import msgspec
+
+from weighbridge.core.event_log import Header, encode_header
+
 MAX_PENDING_BYTES = 64 * 1024 * 1024
 
 
 class LogWriter:
     """Appends lines to `DIR/events-NNNNNN.jsonl`; each file begins with the header line."""
 
-    def __init__(self, directory: Path, header: bytes, *, max_bytes: int, max_files: int) -> None:
+    def __init__(self, directory: Path, header: Header, *, max_bytes: int, max_files: int) -> None:
         """Creates the directory and the first file. Raises OSError."""
         self._directory = directory
         self._header = header
+        self._part = 0
         self._max_bytes = max_bytes
         self._max_files = max_files
         self._lines: list[bytes] = []
@@ -97,10 +103,12 @@ class LogWriter:
 
     def _open(self) -> None:
         self._number += 1
+        self._part += 1
         self._file = self.path.open("wb")
-        self._file.write(self._header)
+        line = encode_header(msgspec.structs.replace(self._header, part=self._part))
+        self._file.write(line)
         self._file.flush()
-        self._written = len(self._header)
+        self._written = len(line)
 
     def _rotate(self) -> None:
         self._file.close()
