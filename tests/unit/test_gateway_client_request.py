@@ -52,6 +52,9 @@ def test_completion_prompts() -> None:
         with pytest.raises(RequestError) as caught:
             complete(bad)
         assert (caught.value.status, caught.value.param) == (400, "prompt")
+    for big in ([10**22], [[1], [2**31]]):
+        with pytest.raises(RequestError, match="no vocabulary"):
+            complete(big)
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
@@ -59,8 +62,8 @@ def test_output_budgets(name: str) -> None:
     assert chat(**{name: 1}).max_tokens == 1
     assert chat(**{name: 2}).max_tokens == 2
     assert chat(**{name: None}).max_tokens == LIMITS.default_max_tokens
-    assert chat(**{name: 2**63}).max_tokens == LIMITS.max_tokens
-    for bad in (-1, 0, 1.5, "5", True, [1]):
+    assert chat(**{name: LIMITS.max_tokens}).max_tokens == LIMITS.max_tokens
+    for bad in (-1, 0, 1.5, "5", True, [1], LIMITS.max_tokens + 1, 2**63, 10**30):
         with pytest.raises(RequestError) as caught:
             chat(**{name: bad})
         assert (caught.value.status, caught.value.param) == (400, name)
@@ -87,12 +90,24 @@ def test_the_newer_budget_name_wins() -> None:
         (b'{"model":"m","messages":[],"n":1,"max_tokens":1,"max_tokens":900}', "duplicate_key"),
         (b'{"model":"m","messages":[],"x":' + b"[" * 50_000, "invalid_json"),
         (b'{"model":"m\xff","messages":[]}', "invalid_json"),
+        (b'{"model":"m","messages":[]}', "empty_array"),
+        (b'{"model":"m","messages":[ \n ]}', "empty_array"),
     ],
 )
 def test_bad_bodies(body: bytes, code: str) -> None:
     with pytest.raises(RequestError) as caught:
         ClientRequest("chat", body, LIMITS)
     assert (caught.value.status, caught.value.code) == (400, code)
+
+
+@pytest.mark.parametrize("text", ["\\ud800", "\\uD83dx", "a\\udc00", "\\ude00\\ud83d"])
+def test_half_a_surrogate_pair_is_named(text: str) -> None:
+    for body in (f'{{"model":"m","messages":[{{"content":"{text}"}}]}}', f'{{"model":"{text}","messages":[1]}}'):
+        with pytest.raises(RequestError) as caught:
+            ClientRequest("chat", body.encode(), LIMITS)
+        assert "half of a surrogate pair" in caught.value.message
+    whole = '{"model":"m","messages":[{"content":"\\ud83d\\ude00"}]}'
+    ClientRequest("chat", whole.encode(), LIMITS)
 
 
 def test_repeated_words_in_values_are_no_repeated_keys() -> None:

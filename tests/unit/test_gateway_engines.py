@@ -213,7 +213,7 @@ def test_anthropic_messages_and_responses_pass_through() -> None:
 
     async def main() -> None:
         async with FakeUpstream(script) as upstream, front(upstream, instance_fields={"kind": "vllm"}) as f:
-            ask = json.dumps({"model": "m", "max_tokens": 9, "messages": [], "stream": True}).encode()
+            ask = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user"}], "stream": True}).encode()
             got = await f.post(ask, "/v1/messages", anthropic_version="2023-06-01", x_api_key="client-key")
             assert got.body == body
             assert upstream.calls[-1].body == ask

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 FileArgument = Annotated[Path | None, typer.Argument(help="YAML file; without one, the default fleet.")]
+FileOption = Annotated[Path | None, typer.Option("--config", "-c", help="The same, as other commands take it.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -20,7 +21,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="config")
 
 
-def check(file: FileArgument = None, as_json: JsonOption = False) -> None:
+def check(file: FileArgument = None, config: FileOption = None, as_json: JsonOption = False) -> None:
     """Say whether the file can be used; exit status 2 and one line with file, line and place if not."""
     import os
 
@@ -30,7 +31,7 @@ def check(file: FileArgument = None, as_json: JsonOption = False) -> None:
     from weighbridge.core.errors import ConfigError
 
     try:
-        settings = load_settings(file, os.environ)
+        settings = load_settings(_one(file, config), os.environ)
     except ConfigError as error:
         if not as_json:
             raise
@@ -44,7 +45,7 @@ def check(file: FileArgument = None, as_json: JsonOption = False) -> None:
         typer.echo(f"ok: {count} ({', '.join(names)}), policy {settings.router.policy}")
 
 
-def show(file: FileArgument = None, as_json: JsonOption = False) -> None:
+def show(file: FileArgument = None, config: FileOption = None, as_json: JsonOption = False) -> None:
     """Print the effective settings, defaults filled in. Keys are named by their environment variables, never shown."""
     import os
 
@@ -52,7 +53,7 @@ def show(file: FileArgument = None, as_json: JsonOption = False) -> None:
 
     from weighbridge.config.settings import load_settings
 
-    settings = load_settings(file, os.environ)
+    settings = load_settings(_one(file, config), os.environ)
     if as_json:
         typer.echo(msgspec.json.encode(settings).decode())
     else:
@@ -66,3 +67,9 @@ def schema() -> None:
     from weighbridge.config.settings import schema as make
 
     typer.echo(msgspec.json.format(msgspec.json.encode(make()), indent=2).decode())
+
+
+def _one(argument: Path | None, option: Path | None) -> Path | None:
+    if argument is not None and option is not None and argument != option:
+        raise typer.BadParameter("name the file once, as an argument or with --config")
+    return argument or option

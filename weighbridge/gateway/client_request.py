@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -43,6 +44,12 @@ PRIVATE_KEYS = ("priority", "cache_salt")
 """Fields that engines obey and in which the gateway has the last word: they jump queues or share caches."""
 FORBIDDEN_KEYS = ("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
 """Fields that name addresses to the engines: no client may set them."""
+MAX_TOKEN_ID = 2**31 - 1
+"""Engines hold token ids in 32 bits."""
+_EMPTY_LIST = re.compile(rb"\[\s*\]")
+_HALF_PAIR = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}", re.DOTALL
+)
 _PROMPT_FIELD = {
     "chat": "messages",
     "completions": "prompt",
@@ -102,6 +109,8 @@ class ClientRequest:
             prompt = self._completion_prompt(prompt, limits)
         elif endpoint in ("chat", "messages") and prompt[:1] != b"[":
             raise RequestError("`messages` must be a list.", param="messages", code="invalid_type")
+        if endpoint in ("chat", "messages", "embeddings") and _EMPTY_LIST.match(prompt):
+            raise RequestError(f"`{field}` must not be empty.", param=field, code="empty_array")
         heads = [bytes(h) for h in (parsed.tools, parsed.system, parsed.instructions) if h is not UNSET]
         self.text = b"".join((*heads, prompt)) if heads else prompt
         media_bytes, self.media = inline_data(self.text)
@@ -130,10 +139,13 @@ class ClientRequest:
             self.n *= len(shape)
             return b"".join(p.encode() for p in shape)
         if _is_ids(shape):
+            _check_ids(shape)
             self.exact_tokens = len(shape)
             return raw
         if all(isinstance(p, list) and p and _is_ids(p) for p in shape):
             self.n *= len(shape)
+            for ids in shape:
+                _check_ids(ids)
             self.exact_tokens = sum(len(p) for p in shape)
             return raw
         raise bad
@@ -141,6 +153,12 @@ class ClientRequest:
 
 def _is_ids(values: list[Any]) -> bool:
     return all(type(v) is int and v >= 0 for v in values)
+
+
+def _check_ids(ids: list[int]) -> None:
+    if max(ids) > MAX_TOKEN_ID:
+        message = f"`prompt` holds a token id above {MAX_TOKEN_ID}, which no vocabulary has."
+        raise RequestError(message, param="prompt", code="integer_above_max_value")
 
 
 def _parse(body: bytes) -> _Body:
@@ -152,7 +170,9 @@ def _parse(body: bytes) -> _Body:
         where = f"`{field}`: " if field else "The body must be a JSON object. "
         raise RequestError(f"{where}{message}.", param=field, code="invalid_type") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"The body is not valid JSON: {error}", code="invalid_json") from None
+        half = _HALF_PAIR.search(body)
+        why = f"`{half[0].decode()}` is half of a surrogate pair and stands alone" if half else str(error)
+        raise RequestError(f"The body is not valid JSON: {why}", code="invalid_json") from None
     # one parse decides authorisation and routing: no key that it reads may stand twice
     values = msgspec.structs.astuple(parsed)
     repeated = repeated_keys(body, [n for n, v in zip(_Body.__struct_fields__, values, strict=True) if v is not UNSET])
@@ -170,7 +190,10 @@ def _max_tokens(parsed: _Body, limits: RequestLimits) -> int:
             continue
         if value < 1:
             raise RequestError(f"`{name}` must be at least 1.", param=name, code="integer_below_min_value")
-        budget = min(value, limits.max_tokens)
+        if value > limits.max_tokens:
+            message = f"`{name}` must be at most {limits.max_tokens}."
+            raise RequestError(message, param=name, code="integer_above_max_value")
+        budget = value
     return budget or limits.default_max_tokens
 
 
