@@ -117,16 +117,17 @@ class Ledger(RuleBasedStateMachine):
         prompt=st.integers(1, 4000),
         budget=st.integers(1, 500),
         blocks=st.integers(0, 30),
+        branch=st.integers(0, 3),
         tier=st.sampled_from(["interactive", "standard", "batch", "unheard-of"]),
     )
-    def arrive(self, prompt: int, budget: int, blocks: int, tier: str) -> None:
+    def arrive(self, prompt: int, budget: int, blocks: int, branch: int, tier: str) -> None:
         self.number += 1
         request = Request(
             id=f"r{self.number}",
             arrival_s=self.now,
             prompt_tokens=prompt,
             max_tokens=budget,
-            prefix_hashes=tuple(range(blocks)),
+            prefix_hashes=tuple(range(min(blocks, 10))) + tuple(100 * branch + n for n in range(10, blocks)),
             tier=tier,
         )
         self.send(RequestArrived(request=request))
@@ -201,6 +202,10 @@ class Ledger(RuleBasedStateMachine):
             assert instance.decode_tokens == sum(c.decode_left for c in live)
             assert instance.kv_tokens == sum(c.kv_tokens for c in live)
             assert instance.prompt_tokens == sum(c.request.prompt_tokens for c in live)
+            sharing = [c.request.prefix_hashes for c in live]
+            distinct = {block for blocks in sharing for block in blocks}
+            size = 16
+            assert instance.shared_kv.tokens == size * (sum(map(len, sharing)) - len(distinct))
             assert instance.decoding == len(decoding)
             for tier, group in instance.groups.items():
                 members = [c for c in live if c.request.tier == tier and c.group is not None]
@@ -220,6 +225,7 @@ class Ledger(RuleBasedStateMachine):
         for instance in self.router.fleet:
             assert (instance.prefill_tokens, instance.decode_tokens, instance.kv_tokens) == (0, 0, 0)
             assert (instance.decoding, instance.decoding_kv_tokens) == (0, 0)
+            assert instance.shared_kv.tokens == 0
             assert not instance.charges
             assert not instance.prefilling
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 
 from weighbridge.core.actions import Leg
@@ -111,7 +111,7 @@ class Candidates:
         return {index: depth * size for index, depth in depths.items()}
 
     def options(
-        self, request: Request, instances: Sequence[Instance], leg: Leg, decode_tokens: int, cached: dict[int, int]
+        self, request: Request, instances: Sequence[Instance], leg: Leg, decode_tokens: int, cached: Mapping[int, int]
     ) -> list[Option]:
         """One Option per instance; valid until the next call."""
         options = []

@@ -16,6 +16,7 @@ from weighbridge.core.instance import InstanceSpec, LoadReport
 from weighbridge.core.request import Request, Tier
 from weighbridge.routing.cost import Cost, cost_of
 from weighbridge.routing.prefix_index import PrefixIndex
+from weighbridge.routing.shared_kv import SharedKv
 from weighbridge.routing.sums import Group, Offered, PrefixCredit
 
 DEFAULT_INDEX_BLOCKS = 65_536
@@ -41,6 +42,7 @@ class Charge:
         "prefill_left",
         "priority",
         "request",
+        "shares",
     )
 
     def __init__(
@@ -71,6 +73,8 @@ class Charge:
         """The instance's count of dispatches when this one was made."""
         self.pausable = True
         """Whether it has not been preempted yet; once is enough for any request."""
+        self.shares = False
+        """Whether its prompt's blocks are booked as shared with others there."""
         self.found_no_queue = not instance.prefilling
         """Whether no prompt was ahead of this one when it was sent."""
 
@@ -106,6 +110,7 @@ class Instance:
         "report",
         "report_s",
         "sent_since_report_tokens",
+        "shared_kv",
         "spec",
         "up",
     )
@@ -114,6 +119,8 @@ class Instance:
         self.name = spec.name
         self.prefix = PrefixIndex(0, holders, index)
         self.index = index
+        self.shared_kv = SharedKv()
+        """What `kv_tokens` counts more than once: common prefixes of what runs here."""
         self.charges: dict[str, Charge] = {}
         self.prefilling: dict[str, Charge] = {}
         """Charges whose prompt is not computed yet, in order of dispatch."""
@@ -147,6 +154,7 @@ class Instance:
         self.report_s = float("-inf")
         self.sent_since_report_tokens = 0
         """Uncached prompt tokens sent since the last report."""
+        self.shared_kv.clear()
         self.prefix.clear()
         self.prefix.precise = False
         self.prefix.capacity_blocks = _index_blocks(spec)
@@ -162,6 +170,11 @@ class Instance:
     def waiting(self) -> int:
         """Requests whose prompt is not computed yet."""
         return len(self.prefilling)
+
+    @property
+    def unique_kv_tokens(self) -> int:
+        """Tokens of KV that its running requests occupy: common prefixes once, where it caches them."""
+        return self.kv_tokens - self.shared_kv.tokens
 
 
 def _index_blocks(spec: InstanceSpec) -> int:
@@ -260,6 +273,9 @@ class Fleet:
         charge.number = instance.dispatches
         if request.prefix_hashes:
             instance.prefix.insert(request.prefix_hashes)
+            if instance.prefix.capacity_blocks:
+                charge.shares = True
+                instance.shared_kv.add(request.prefix_hashes, request.prefix_block_tokens)
 
     def first_token(self, request_id: str, now_s: float, remaining: int | None = None) -> None:
         """The prompt is computed and the first token is out: no prefill is owed, no source is needed any more."""
@@ -344,6 +360,8 @@ class Fleet:
         instance.decode_tokens -= charge.decode_left
         instance.kv_tokens -= charge.kv_tokens
         instance.prompt_tokens -= charge.request.prompt_tokens
+        if charge.shares:
+            instance.shared_kv.remove(charge.request.prefix_hashes, charge.request.prefix_block_tokens)
         group = charge.group
         if group is not None:
             group.count -= 1

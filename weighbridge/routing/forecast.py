@@ -84,12 +84,13 @@ def forecast(option: Option, view: View, cost: Cost, error: float, interference:
     else:
         left = stay = overlap = 0.0
     if cost.capacity is not None:
-        held = instance.kv_tokens
-        over = held + context - cost.capacity
+        held = instance.kv_tokens - instance.shared_kv.tokens
+        fresh = context - option.cached_tokens
+        over = held + fresh - cost.capacity
         if over > 0 and busy:
             # a share over/held of what runs must end first; lifetimes are taken as exponential
             wait += min(-math.log1p(-min(over / max(held, 1), 0.99)) * left * td, MOST_WAIT_S)
-        made.kv_over_tokens = _peak(held, busy, stay, context, output) - cost.capacity
+        made.kv_over_tokens = _peak(held, busy, stay, fresh, output) - cost.capacity
     made.wait_s, made.prefill_s = wait, prefill
     hit = 1.0
     if view.leg != "prefill":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from weighbridge.core.actions import Dispatch, Leg
 from weighbridge.core.errors import WeighbridgeError
@@ -45,11 +45,13 @@ class Placing:
         return tier.priority > self._preempting
 
     def start(
-        self, live: Live, pool: Pool, instances: list[Instance], now_s: float, *, may_hold: bool
-    ) -> Dispatch | None:
-        """Ask the policy for one of `instances` and send the request there; nothing if it would rather wait."""
+        self, live: Live, pool: Pool, instances: list[Instance], now_s: float, *, may_hold: bool,
+        cached: Mapping[int, int] | None = None,
+    ) -> Dispatch | None:  # fmt: skip
+        """Ask the policy for one of `instances` and send the request there; nothing if it would rather wait.
+        `cached` is what `Candidates.cached` said, if that was asked already."""
         leg: Leg = "whole" if instances[0].spec.role == "mixed" else "prefill"
-        choice, view = self._ask(live, instances, leg, now_s, may_hold=may_hold)
+        choice, view = self._ask(live, instances, leg, now_s, may_hold=may_hold, cached=cached)
         if choice.index is None:
             return None
         option = view.options[choice.index]
@@ -118,9 +120,11 @@ class Placing:
         return action
 
     def _ask(
-        self, live: Live, instances: list[Instance], leg: Leg, now_s: float, *, may_hold: bool
-    ) -> tuple[Choice, View]:
-        cached = self.candidates.cached(live.request)
+        self, live: Live, instances: list[Instance], leg: Leg, now_s: float, *, may_hold: bool,
+        cached: Mapping[int, int] | None = None,
+    ) -> tuple[Choice, View]:  # fmt: skip
+        if cached is None:
+            cached = self.candidates.cached(live.request)
         if self.shortlists:
             instances = shortlist(instances, cached)
         options = self.candidates.options(live.request, instances, leg, live.expected_output_tokens, cached)

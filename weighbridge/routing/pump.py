@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from weighbridge.core.actions import Action, Dispatch, Preempt, Reject
 from weighbridge.core.request import Request
@@ -122,13 +122,14 @@ class Pump:
                 continue
             sent = None
             if self._admission.may_run(live):
-                fitting = pool.room.fitting(live.request.prompt_tokens, self._reserve(live))
+                cached = self._placing.candidates.cached(live.request)
+                fitting = pool.room.fitting(live.request.prompt_tokens, self._reserve(live), cached)
                 if not fitting:
                     fitting = self._preempt(live, pool, actions)
                     if not fitting:
                         return
                 usable = self._placing.candidates.usable(live.request, pool, fitting, live.failed_on)
-                sent = self._offer(live, pool, usable, now_s)
+                sent = self._offer(live, pool, usable, now_s, cached)
             if sent is None:
                 declined.add(live.request.id)
             else:
@@ -137,7 +138,9 @@ class Pump:
         if declined:
             queue.quiet_until_s = now_s + RETRY_S
 
-    def _offer(self, live: Live, pool: Pool, usable: list[Instance], now_s: float) -> Dispatch | None:
+    def _offer(
+        self, live: Live, pool: Pool, usable: list[Instance], now_s: float, cached: Mapping[int, int]
+    ) -> Dispatch | None:
         if not usable:
             return None
         if self._admission.overloaded and "clip" in live.request.allow and live.max_tokens is None:
@@ -147,7 +150,7 @@ class Pump:
                 self._admission.count(live.tier.name, "clipped")
         released = now_s - live.held_s > self._settings.release_after * live.bound_s
         stage, live.stage = live.stage, RUNNING
-        sent = self._placing.start(live, pool, usable, now_s, may_hold=not released)
+        sent = self._placing.start(live, pool, usable, now_s, may_hold=not released, cached=cached)
         live.stage = stage
         if sent is not None:
             self.drop(live)

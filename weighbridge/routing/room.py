@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from heapq import nsmallest
 
 from weighbridge.routing.cost import DEFAULT_BUDGET
@@ -13,17 +13,22 @@ GROWTH_TOKENS = 64
 MOST_FORECAST = 32
 """Up to this many instances are all forecast; of more, a shortlist."""
 SHORTLIST = 16
+WARM_OWED = 2.0
+"""An instance that holds more than half of the prompt may owe this many budgets, and all its KV may be filled: the
+request adds little there and much elsewhere. The policy weighs the wait against the prefill it saves."""
+NOTHING: Mapping[int, int] = {}
 
 
 class Room:
     """Limits of the instances of a pool, worked out once per change of the fleet."""
 
-    __slots__ = ("_instances", "_rows", "_share")
+    __slots__ = ("_instances", "_rows", "_share", "_warm_kv")
 
     def __init__(self, instances: Iterable[Instance], share: float) -> None:
         """`share` of its KV may be filled on each instance."""
         self._instances = list(instances)
         self._share = share
+        self._warm_kv = max(1.0 / share, 1.0)
         self._rows: list[tuple[Instance, float, float, float]] = []
         self.refresh()
 
@@ -43,24 +48,32 @@ class Room:
             capacity = infinity if limits.kv_tokens is None else self._share * limits.kv_tokens
             self._rows.append((instance, budget, most, capacity))
 
-    def fitting(self, prompt_tokens: int, part: float = 1.0) -> list[Instance]:
+    def fitting(self, prompt_tokens: int, part: float = 1.0, cached: Mapping[int, int] = NOTHING) -> list[Instance]:
         """Instances that owe less prompt than one step's budget, scaled by speed so that a slow one gets a shorter
         queue, and whose KV share holds this prompt and a margin. An instance that runs nothing takes anything.
-        `part` of the limits applies."""
+        `part` of the limits applies; `cached` tokens of the prompt, by instance index, need no KV of their own."""
         need = prompt_tokens + GROWTH_TOKENS
         found = []
         for instance, budget, most, capacity in self._rows:
-            owed = instance.prefill_tokens
-            if owed and owed >= budget * part:
+            owed, saved = instance.prefill_tokens, 0
+            owed_most, kv_most = budget * part, capacity * part
+            if cached:
+                saved = cached.get(instance.index, 0)
+                if 2 * saved > prompt_tokens:
+                    owed_most *= WARM_OWED
+                    kv_most *= self._warm_kv
+            if owed and owed >= owed_most:
                 continue
             running = len(instance.charges)
-            if running and (running >= most * part or instance.kv_tokens + need > capacity * part):
+            if running and (
+                running >= most * part or instance.kv_tokens - instance.shared_kv.tokens + need - saved > kv_most
+            ):
                 continue
             found.append(instance)
         return found
 
 
-def shortlist(instances: list[Instance], cached_tokens: dict[int, int]) -> list[Instance]:
+def shortlist(instances: list[Instance], cached_tokens: Mapping[int, int]) -> list[Instance]:
     """The instances worth a full forecast: those with the least queue and step time, less what the request saves by
     its cached tokens there (by instance index); in fleet order."""
     if len(instances) <= MOST_FORECAST:

@@ -131,12 +131,15 @@ class Router:
             raise ValueError(f"request id {request.id} is live already")
         tier = self.tiers.get(request.tier, self._default_tier)
         live = self._live[request.id] = Live(request, tier, self.settings.default_ttft_s)
-        self.fleet.offered.add(request.prompt_tokens, now_s)
         lengths = self._placing.lengths
         live.lengths = lengths.table(request)
         live.length_scale = lengths.draw_scale()
         live.expected_output_tokens = lengths.expected(request, live.lengths, 0, live.length_scale)
-        self._offer.add(request, live.expected_output_tokens, now_s)
+        if request.prefix_hashes:
+            best = max(self._placing.candidates.cached(request).values(), default=0)
+            live.prefill_tokens = max(request.prompt_tokens - best, 1)
+        self.fleet.offered.add(live.prefill_tokens, now_s)
+        self._offer.add(request, live.prefill_tokens, live.expected_output_tokens, now_s)
         live.cost_tokens = request.prompt_tokens + live.expected_output_tokens
         refusal = self.admission.enter(live, now_s)
         if refusal is not None:
@@ -155,9 +158,6 @@ class Router:
         if not self.holds:
             sent = self._placing.start(live, pool, usable, now_s, may_hold=False)
             return [sent] if sent else []
-        if live.request.prefix_hashes:
-            best = max(self._placing.candidates.cached(live.request).values(), default=0)
-            live.prefill_tokens = max(live.request.prompt_tokens - best, 1)
         actions = [*self._pump.hold(live, now_s), *self._pump.run(now_s)]
         if live.stage == HELD and live.request.id in self._live:
             actions.insert(0, Hold(request_id=live.request.id))

@@ -3,8 +3,8 @@
     token load = offered tokens (prompt and output) per second / sum over instances of budget / time of a full step
     KV load    = offered sum of (p*o + o*o/2) per second * decode step / sum over instances of KV capacity
 
-with p prompt and o expected output tokens of each request: o steps hold p, p + 1, ... tokens. Offered rates are
-averages over the last half minute. Head-room is 1 - load.
+with p prompt and o expected output tokens of each request: o steps hold p, p + 1, ... tokens. Prompt tokens that a
+prefix cache holds are not offered work. Offered rates are averages over the last half minute. Head-room is 1 - load.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Offer:
         self._time_s = 0.0
         self._since_s: float | None = None
 
-    def add(self, request: Request, output_tokens: int, now_s: float) -> None:
-        """A request that is expected to give `output_tokens` arrived."""
+    def add(self, request: Request, fresh_tokens: int, output_tokens: int, now_s: float) -> None:
+        """A request arrived: `fresh_tokens` of its prompt are in no cache, `output_tokens` are expected."""
         if self._since_s is None:
             self._since_s = self._time_s = now_s
         fade = math.exp((self._time_s - now_s) / MEMORY_S)
         prompt = request.prompt_tokens
-        self._tokens = self._tokens * fade + prompt + output_tokens
+        self._tokens = self._tokens * fade + fresh_tokens + output_tokens
         self._token_steps = self._token_steps * fade + output_tokens * (prompt + output_tokens / 2)
         self._time_s = now_s
 

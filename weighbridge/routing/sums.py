@@ -50,17 +50,20 @@ class PrefixCredit:
 class Offered:
     """Prompt tokens offered per second, averaged over the last seconds, against what the fleet can prefill."""
 
-    __slots__ = ("_sum", "_time_s", "capacity_tokens_per_s")
+    __slots__ = ("_count", "_sum", "_time_s", "capacity_tokens_per_s")
 
     def __init__(self) -> None:
         self._sum = 0.0
+        self._count = 0.0
         self._time_s = 0.0
         self.capacity_tokens_per_s = 0.0
         """Prefill tokens per second of all instances that prefill; 0 while unknown."""
 
     def add(self, tokens: int, now_s: float) -> None:
-        """A request with `tokens` prompt tokens arrived."""
-        self._sum = self._sum * math.exp((self._time_s - now_s) / OFFERED_MEMORY_S) + tokens
+        """A request arrived of whose prompt `tokens` must be computed."""
+        fade = math.exp((self._time_s - now_s) / OFFERED_MEMORY_S)
+        self._sum = self._sum * fade + tokens
+        self._count = self._count * fade + 1
         self._time_s = now_s
 
     def share(self, now_s: float) -> float:
@@ -68,4 +71,12 @@ class Offered:
         if self.capacity_tokens_per_s <= 0.0:
             return 0.0
         rate = self._sum * math.exp((self._time_s - now_s) / OFFERED_MEMORY_S) / OFFERED_MEMORY_S
+        return rate / self.capacity_tokens_per_s
+
+    def displaced(self, now_s: float) -> float:
+        """Arriving requests per prompt token that the fleet can compute: what each token computed needlessly takes
+        the place of once the fleet has no time to spare."""
+        if self.capacity_tokens_per_s <= 0.0:
+            return 0.0
+        rate = self._count * math.exp((self._time_s - now_s) / OFFERED_MEMORY_S) / OFFERED_MEMORY_S
         return rate / self.capacity_tokens_per_s

@@ -4,6 +4,9 @@ Among instances with room it takes the one with the best expected hits: the chan
 there, less the hits it takes from those running. Seconds (its own and those it costs others) only break near-ties. It
 lets a request wait while its best net hits are below `gate` of what an idle instance would give it, and late requests
 go only where they cost others nearly nothing.
+
+Affinity is a price in the same score: prompt tokens that a warmer option would not have to compute count as the
+requests whose prompts the fleet could compute instead, times the share of its prefill capacity that is in use.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ class Calibrated:
         interference = min(view.fleet.offered.share(view.now_s), MOST_INTERFERENCE)
         made: list[Forecast] = []
         scores: list[float] = []
+        warmest = min(option.prefill_tokens for option in options)
+        price = view.fleet.offered.displaced(view.now_s) * interference
         for option in options:
             cost = option.instance.cost
             if cost is None:
@@ -44,7 +49,8 @@ class Calibrated:
             if each.kv_over_tokens > 0:
                 seconds += each.kv_over_tokens * cost.prefill_s * (option.instance.decoding + 1)
             made.append(each)
-            scores.append(self.seconds * seconds - each.hit + each.loss)
+            waste = option.prefill_tokens - warmest
+            scores.append(self.seconds * seconds - each.hit + each.loss + price * waste)
         best = least(scores, view.rng)
         if view.may_hold and options[best].instance.charges and self._waits(view, options[best], made[best]):
             return Choice(None)
@@ -82,4 +88,5 @@ def _terms(made: Forecast) -> dict[str, float]:
         "prefill_s": made.prefill_s,
         "tpot_s": made.tpot_s,
         "delay_to_others_s": made.delay_s,
+        "hit": made.hit,
     }
