@@ -44,10 +44,10 @@ def test_shared_tokens_equal_a_recount_whatever_comes_and_goes(seed: int) -> Non
         if running and rng.random() < 0.45:
             shared.remove(running.pop(rng.randrange(len(running))), 16)
         else:
-            path: list[int] = []
+            blocks: list[int] = []
             for _ in range(rng.randrange(6)):
-                path.append(10 * (path[-1] if path else 1) + rng.randrange(3))
-            running.append(tuple(path))
+                blocks.append(10 * (blocks[-1] if blocks else 1) + rng.randrange(3))
+            running.append(tuple(blocks))
             shared.add(running[-1], 16)
         distinct = {block for path in running for block in path}
         assert shared.tokens == 16 * (sum(map(len, running)) - len(distinct))
