@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from weighbridge.config.settings import Settings
-from weighbridge.core.errors import ServiceError
+from weighbridge.core.errors import ConfigError, ServiceError
 from weighbridge.dashboard.process import DashboardProcess
 from weighbridge.engine.instance import InstanceOptions, ReadyInfo
 from weighbridge.engine.model_store import CatalogueEntry, find_entry, is_cached
@@ -37,8 +37,16 @@ class Serving:
     `dashboard_port` None starts no dashboard; one that cannot start is no reason not to serve, see `dashboard_error`.
     """
 
-    def __init__(self, settings: Settings, data_dir: Path, dashboard_port: int | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        data_dir: Path,
+        dashboard_port: int | None = None,
+        load: Callable[[], Settings] | None = None,
+    ) -> None:
+        """`load` reads the settings anew for a reload; None where there is no file."""
         self.settings = settings
+        self._load = load
         self.dashboard_error = ""
         self._dashboard_port = dashboard_port
         self._dashboard = DashboardProcess()
@@ -48,6 +56,7 @@ class Serving:
         self._supervisor: Supervisor | None = None
         self._gateway: Gateway | None = None
         self._engines: list[ReadyInfo] = []
+        self._embedded: list[InstanceSettings] = []
         self._start_s = 0.0
 
     @property
@@ -68,15 +77,13 @@ class Serving:
         if self._dashboard_port is not None and self.settings.admin_port:
             # it loads while the models do; until the gateway is there it says so
             self._dashboard_start = asyncio.ensure_future(self._start_dashboard(self.settings.admin_port))
-        instances = list(self.settings.instances)
         if self.settings.engines:
             options = [self._with_profile(engine) for engine in self.settings.engines]
             self._supervisor = Supervisor(options, on_progress=progress)
             self._engines = await self._supervisor.start()
-            instances += [_instance(info, option) for info, option in zip(self._engines, options, strict=True)]
-        fields = {name: getattr(self.settings, name) for name in GatewaySettings.__struct_fields__}
-        fields |= {"instances": tuple(instances), "data_dir": str(self._data_dir / "events")}
-        self._gateway = Gateway(GatewaySettings(**fields))
+            self._embedded = [_instance(info, option) for info, option in zip(self._engines, options, strict=True)]
+        self._gateway = Gateway(self._gateway_settings(self.settings))
+        self._gateway.on_reload = self.reload
         await self._gateway.start()
         await self._gateway.wait_ready(READY_TIMEOUT_S, [info.name for info in self._engines])
         self._start_s = time.monotonic() - begun
@@ -95,6 +102,32 @@ class Serving:
             self._dashboard_url = await self._dashboard.start(admin, port, os.environ.get(name, "") if name else "")
         except (ServiceError, OSError) as error:
             self.dashboard_error = str(error)
+
+    async def reload(self) -> list[str]:
+        """Read the file again and swap what can be swapped; returns what changes. Raises ConfigError: nothing did."""
+        gateway = self._gateway
+        if gateway is None:
+            raise ConfigError("it has not started yet")
+        if self._load is None:
+            raise ConfigError("it was started without a configuration file: there is nothing to reload")
+        try:
+            settings = self._load()
+            if settings.engines != self.settings.engines:
+                raise ConfigError("engines cannot change while serving; restart", path="$.engines")
+        except ConfigError:
+            gateway.stats.reloads.add(("refused",))
+            raise
+        words = await gateway.reload(self._gateway_settings(settings))
+        self.settings = settings
+        return words
+
+    def _gateway_settings(self, settings: Settings) -> GatewaySettings:
+        fields = {name: getattr(settings, name) for name in GatewaySettings.__struct_fields__}
+        fields |= {
+            "instances": (*settings.instances, *self._embedded),
+            "data_dir": str(self._data_dir / "events"),
+        }
+        return GatewaySettings(**fields)
 
     async def drain(self) -> None:
         """Take nothing new and let what runs end, within the configured bound."""

@@ -10,7 +10,9 @@ import typer
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from weighbridge.commands._reloading import Stamp
     from weighbridge.commands._serving import Serving
+    from weighbridge.config.settings import Settings
 
 
 def register(app: typer.Typer) -> None:
@@ -41,26 +43,33 @@ def serve(
     import msgspec
     import uvloop
 
+    from weighbridge.commands._reloading import stamp
     from weighbridge.commands._serving import Serving
     from weighbridge.config.settings import data_directory, load_settings
     from weighbridge.routing.policies.registry import make_policy
 
-    settings = load_settings(config, os.environ)
-    directory = data_directory(settings, data_dir, os.environ)
-    router = settings.router
     if policy is not None:
         make_policy(policy)  # an unknown name should not cost the loading of models
-        router = msgspec.structs.replace(router, policy=policy, policy_options={})
-    settings = msgspec.structs.replace(
-        settings,
-        router=router,
-        port=settings.port if port is None else port,
-        admin_port=settings.admin_port if admin_port is None else admin_port,
-    )
+
+    def load() -> Settings:
+        settings = load_settings(config, os.environ)
+        router = settings.router
+        if policy is not None:
+            router = msgspec.structs.replace(router, policy=policy, policy_options={})
+        return msgspec.structs.replace(
+            settings,
+            router=router,
+            port=settings.port if port is None else port,
+            admin_port=settings.admin_port if admin_port is None else admin_port,
+        )
+
+    known = None if config is None else stamp(config)  # before it is read: what changes afterwards is a change
+    settings = load()
+    directory = data_directory(settings, data_dir, os.environ)
     _offer_models(settings.engines, as_json)
-    serving = Serving(settings, directory, dashboard_port if dashboard else None)
+    serving = Serving(settings, directory, dashboard_port if dashboard else None, load if config else None)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(serving, as_json))
+        runner.run(_run(serving, as_json, config, known))
 
 
 def _offer_models(engines: tuple[object, ...], as_json: bool) -> None:
@@ -88,12 +97,14 @@ def _advance(progress: Progress, task: TaskID, fraction: float) -> None:
     progress.update(task, completed=fraction)
 
 
-async def _run(serving: Serving, as_json: bool) -> None:
+async def _run(serving: Serving, as_json: bool, config: Path | None, known: Stamp | None) -> None:
     import asyncio
     import signal
 
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from weighbridge.commands._reloading import Reloading
 
     console = Console(stderr=as_json, soft_wrap=True, highlight=False)
     stop = asyncio.Event()
@@ -105,6 +116,8 @@ async def _run(serving: Serving, as_json: bool) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
+    reloading = Reloading(serving.reload, lambda line: console.print(line, markup=False))
+    loop.add_signal_handler(signal.SIGHUP, reloading.request)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=console, transient=True, disable=as_json) as progress:
@@ -121,6 +134,8 @@ async def _run(serving: Serving, as_json: bool) -> None:
             stopping.cancel()
             starting.result()
         _announce(serving, as_json, console)
+        if config is not None and serving.settings.watch_s is not None:
+            reloading.watch(config, known, serving.settings.watch_s)
         await stop.wait()
         if serving.busy:
             console.print("draining; press Ctrl-C again to stop at once")
@@ -131,6 +146,7 @@ async def _run(serving: Serving, as_json: bool) -> None:
             task.cancel()
         await asyncio.wait({draining, impatient})
     finally:
+        reloading.stop()
         await serving.stop()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import msgspec
@@ -21,6 +22,8 @@ class Settings(GatewaySettings, frozen=True, kw_only=True, forbid_unknown_fields
     """The gateway's own settings, and `engines`: embedded instances that `serve` starts and supervises itself."""
 
     engines: tuple[InstanceOptions, ...] = ()
+    watch_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """Look at the file this often, and reload it when it has changed; without it SIGHUP and `POST /reload` reload."""
 
 
 def default_settings() -> Settings:
@@ -60,7 +63,7 @@ def schema() -> dict[str, object]:
 
 
 def _check(settings: Settings, document: Document) -> None:
-    if not settings.instances and not settings.engines:
+    if not settings.instances and not settings.engines and not settings.discovery:
         raise document.error("no instance: name at least one under `instances` or `engines`", "$")
     names: set[str] = set()
     rows = [(f"$.instances[{n}].name", i.name) for n, i in enumerate(settings.instances)]

@@ -64,6 +64,8 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Whether the engine orders its own queue by a priority number."""
     preemption: tuple[str, ...] = ()
     """Which modes of `Preempt` the engine obeys: `swap`, `recompute`, or none."""
+    warm_limit: int | None = None
+    """Requests at once that it is given while it is new, as long as others can take the rest; None once it is warm."""
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

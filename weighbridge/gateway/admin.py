@@ -10,7 +10,7 @@ import msgspec
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 
-from weighbridge.core.errors import ConfigError, ProfileError
+from weighbridge.core.errors import ConfigError, ProfileError, WeighbridgeError
 from weighbridge.core.instance import LoadReport
 from weighbridge.cost.online import OnlineCost
 from weighbridge.gateway.auth import bearer
@@ -51,6 +51,7 @@ class Admin:
         self.routes.post("/instances/undrain", self._undrain)
         self.routes.post("/instances", self._add)
         self.routes.post("/instances/remove", self._remove)
+        self.routes.post("/reload", self._reload)
 
     def __call__(self, request: Request, responder: Responder) -> Any:
         """Checks, then answers."""
@@ -126,11 +127,22 @@ class Admin:
     async def _remove(self, request: Request, responder: Responder) -> None:
         """Drains an instance (bounded by `drain_s`) and forgets it."""
         name = request.param("name") or ""
-        if name not in self._gateway.driver.endpoints:
+        try:
+            ended = await self._gateway.remove_instance(name)
+        except KeyError:
             responder.send_error(404, "There is no instance of that name.", param="name")
             return
-        ended = await self._gateway.remove_instance(name)
         responder.send_json(200, {"instance": name, "all_ended": ended})
+
+    async def _reload(self, request: Request, responder: Responder) -> None:
+        """Reads the configuration file again, as SIGHUP does."""
+        if self._gateway.on_reload is None:
+            responder.send_error(409, "This gateway was started without a configuration file.")
+            return
+        try:
+            responder.send_json(200, {"changes": await self._gateway.on_reload()})
+        except WeighbridgeError as error:
+            responder.send_error(400, f"Not reloaded, the old settings stay: {error}")
 
     def _drain(self, request: Request, responder: Responder) -> None:
         self._switch(request, responder, draining=True)
@@ -212,6 +224,9 @@ class Admin:
         drifts = [((name,), float(cost.drifts)) for name, cost in costs]
         yield gauge("weighbridge_instance_drifts", "Lasting changes of speed noticed.", one, drifts)
         router = gateway.driver.router
+        guard = gateway.guard
+        lag = [((), guard.lag_s)]
+        yield gauge("weighbridge_event_loop_lag_seconds", "How late the event loop is, smoothed.", (), lag)
         live = [((), float(router.live_requests))]
         yield gauge("weighbridge_requests_live", "Requests that have arrived and not ended.", (), live)
         held = [((), float(router.held_requests))]

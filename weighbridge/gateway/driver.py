@@ -122,5 +122,8 @@ class Driver:
             flight.reject(action)
         elif isinstance(action, Abort):
             flight.abort(action.reason)
-        elif isinstance(action, Hold | Preempt):
-            pass  # a held request waits for its Dispatch; engines that can pause are told by their adapter
+        elif isinstance(action, Hold):
+            pass  # it waits for its Dispatch
+        elif isinstance(action, Preempt):
+            # only for engines whose spec claims `preemption`, which no adapter does: they pause by priority themselves
+            log.error("%s cannot pause %s; it runs on", action.instance, action.request_id)

@@ -40,6 +40,7 @@ class Endpoint:
         self.draining = False
         self.generation = 0
         self.running = 0
+        self.warm_limit: int | None = None
         self.report: LoadReport | None = None
         self.report_s: float | None = None
         self.started_s: float | None = None
@@ -85,6 +86,7 @@ class Endpoint:
             step=profile.step if profile else None,
             error=profile.error if profile else None,
             takes_priority=self.takes_priority,
+            warm_limit=self.warm_limit,
         )
 
     def _models(self) -> tuple[str, ...]:

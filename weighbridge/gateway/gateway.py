@@ -6,20 +6,22 @@ import asyncio
 import os
 import secrets
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
-from weighbridge.core.errors import ConfigError, ServiceError
+from weighbridge.core.errors import ConfigError, ServiceError, WeighbridgeError
 from weighbridge.core.event_log import Header
-from weighbridge.core.events import InstanceDown
 from weighbridge.gateway.admin import Admin
+from weighbridge.gateway.discovery import Discovery
 from weighbridge.gateway.driver import Driver
 from weighbridge.gateway.endpoint import Endpoint
 from weighbridge.gateway.health import Health
 from weighbridge.gateway.log_writer import LogWriter
+from weighbridge.gateway.loop_guard import LoopGuard
+from weighbridge.gateway.membership import Membership, check_names
 from weighbridge.gateway.settings import GatewaySettings, InstanceSettings
 from weighbridge.gateway.stats import Stats
 from weighbridge.gateway.surface import Surface
@@ -30,9 +32,10 @@ LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 FLUSH_S = 0.25
 FIXED = (
     *("host", "port", "admin_host", "admin_port", "admin_token_env", "router", "data_dir", "log_bytes", "log_files"),
-    *("server", "selection", "salt_env", "isolate_tenants", "tls_cert", "tls_key"),
+    *("server", "discovery", "selection", "salt_env", "isolate_tenants", "tls_cert", "tls_key"),
 )
 """Settings that a reload cannot change."""
+SWAPPED = tuple(n for n in GatewaySettings.__struct_fields__ if n not in FIXED and n != "instances")
 
 
 class Gateway:
@@ -44,20 +47,21 @@ class Gateway:
         self.settings = settings
         self._admin_token = _admin_token(settings, environment)
         self.stats = Stats()
-        endpoints: dict[str, Endpoint] = {}
-        for instance in settings.instances:
-            if instance.name in endpoints:
-                raise ConfigError(f"two instances are named {instance.name!r}", path="$.instances")
-            endpoints[instance.name] = Endpoint(instance, settings.client, environment)
-        self._environment = environment
+        check_names(settings.instances)
+        endpoints = {i.name: Endpoint(i, settings.client, environment) for i in settings.instances}
         self.writer: LogWriter | None = None
         self.driver = Driver(Router(settings.router), endpoints, None, self.stats)
         self.health = Health(self.driver, settings.health)
+        self.membership = Membership(self.driver, self.health, environment, lambda: self.settings.drain_s)
+        self.discovery = Discovery(settings.discovery, self.membership, settings.client)
+        self.guard = LoopGuard(settings.max_loop_lag_s)
         salt_key = _salt_key(settings, environment)
-        self.surface = Surface(settings, self.driver, self.health, self.stats, salt_key)
+        self.surface = Surface(settings, self.driver, self.health, self.stats, salt_key, self.guard)
         self.admin = Admin(self, self._admin_token)
         self.server = HttpServer(self.surface.routes, settings.server, self.surface.admit)
         self.admin_server = HttpServer(self.admin)
+        self.on_reload: Callable[[], Awaitable[list[str]]] | None = None
+        """Reads the configuration anew and calls `reload`; set by whoever knows where it stands."""
         self.draining = False
         self._flusher: asyncio.TimerHandle | None = None
 
@@ -84,6 +88,8 @@ class Gateway:
             await self.stop()
             raise
         self.health.start()
+        self.guard.start()
+        self.discovery.start()
         self._flush()
 
     async def wait_ready(self, timeout_s: float, names: Collection[str] = ()) -> bool:
@@ -94,57 +100,54 @@ class Gateway:
         """Adds an engine to the running fleet. Raises ConfigError."""
         if settings.name in self.driver.endpoints:
             raise ConfigError(f"an instance named {settings.name!r} exists already")
-        endpoint = Endpoint(settings, self.settings.client, self._environment)
-        self._join(endpoint)
+        endpoint = self.membership.endpoint(settings, self.settings.client)
+        self.membership.put(endpoint)
         return endpoint
-
-    def _join(self, endpoint: Endpoint) -> None:
-        known = self.driver.router.fleet.instances.get(endpoint.name)
-        if known is not None:  # the name was used before: the Router must see a new life
-            endpoint.generation = known.generation
-        self.driver.endpoints[endpoint.name] = endpoint
-        self.health.add(endpoint, returning=known is not None)
 
     async def remove_instance(self, name: str, timeout_s: float | None = None) -> bool:
         """Takes an engine out: nothing new is sent there, what runs there ends; True if all did in time."""
-        endpoint = self.driver.endpoints[name]
-        self.health.drain(endpoint)
-        limit_s = self.settings.drain_s if timeout_s is None else timeout_s
-        ended = await self.health.wait_idle(endpoint, limit_s)
-        if not ended:
-            self.driver.feed(InstanceDown(instance=name, reason="removed"))
-        await self.health.remove(endpoint)
-        del self.driver.endpoints[name]
-        if endpoint.pool is not None:
-            await endpoint.pool.close()
-        return ended
+        return await asyncio.shield(self.membership.remove(name, timeout_s))
 
     async def reload(self, settings: GatewaySettings) -> list[str]:
-        """Swaps instances, keys, caps and health settings while serving; returns what changed, in words.
+        """Swaps instances, keys, caps and health settings while serving; returns what changes, in words.
 
         All of `settings` is checked first; on an error nothing has changed. Raises ConfigError, also for a change that
-        needs a restart (listeners, router, data directory).
+        needs a restart (listeners, router, data directory). Engines that leave, or are replaced by others of their
+        name, drain in the background; streams go on.
         """
+        try:
+            words = self._swap(settings)
+        except WeighbridgeError:
+            self.stats.reloads.add(("refused",))
+            raise
+        self.stats.reloads.add(("ok",))
+        return words
+
+    def _swap(self, settings: GatewaySettings) -> list[str]:
         fixed = [name for name in FIXED if getattr(settings, name) != getattr(self.settings, name)]
         if fixed:
             raise ConfigError(f"{', '.join(fixed)} cannot change while serving; restart", path=f"$.{fixed[0]}")
+        check_names(settings.instances)
         old = {i.name: i for i in self.settings.instances}
         new = {i.name: i for i in settings.instances}
-        if len(new) != len(settings.instances):
-            raise ConfigError("two instances have the same name", path="$.instances")
-        changed = [n for n in new if n not in old or old[n] != new[n]]
-        fresh = {n: Endpoint(new[n], settings.client, self._environment) for n in changed}
-        words = [f"added {n}" if n not in old else f"replaced {n}" for n in changed]
-        gone = [n for n in old if n not in new]
+        for name in new:
+            if name not in old and name in self.driver.endpoints:
+                raise ConfigError(f"an instance named {name!r} exists already", path="$.instances")
+        dialled = settings.client != self.settings.client
+        changed = [n for n, i in new.items() if old.get(n) != i or (dialled and i.client is None)]
+        fresh = [self.membership.endpoint(new[n], settings.client) for n in changed]
+        others = [n for n in SWAPPED if getattr(settings, n) != getattr(self.settings, n)]
+        gone = [n for n in old if n not in new and n in self.driver.endpoints]
         self.settings = settings
         self.surface.apply(settings)
         self.health.apply(settings.health)
-        for name in (*gone, *(n for n in changed if n in old)):
-            if name in self.driver.endpoints:
-                await self.remove_instance(name)
-        for endpoint in fresh.values():
-            self._join(endpoint)
-        return [*words, *(f"removed {n}" for n in gone)]
+        self.guard.bound_s = settings.max_loop_lag_s
+        for name in gone:
+            self.membership.remove(name)
+        for endpoint in fresh:
+            self.membership.put(endpoint)
+        words = [f"added {n}" if n not in old else f"replaced {n}" for n in changed]
+        return [*words, *(f"removed {n}" for n in gone), *(f"changed {n}" for n in others)]
 
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Readiness turns false first, then nothing new is accepted and running requests end; True if all did."""
@@ -156,6 +159,9 @@ class Gateway:
         self.draining = True
         await self.server.stop()
         await self.admin_server.stop()
+        self.guard.stop()
+        await self.discovery.stop()
+        await self.membership.stop()
         await self.health.stop()
         for endpoint in self.driver.endpoints.values():
             if endpoint.pool is not None:

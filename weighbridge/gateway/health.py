@@ -3,7 +3,8 @@
 An engine that answers no probe leaves the choice (its running requests go on); one that refuses connections leaves at
 once; one whose real requests fail in a row is ejected for a while, whatever its probe says, unless too few would
 remain.
-A restart is a new generation: its cache is empty and none of its old requests live.
+A restart is a new generation: its cache is empty and none of its old requests live. An instance that joins or returns
+while others serve is given few requests at once at first, then twice as many, and so on (slow start).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from weighbridge.gateway.adapters import Report
 from weighbridge.gateway.driver import Driver
 from weighbridge.gateway.endpoint import Endpoint
 from weighbridge.gateway.settings import HealthSettings
+from weighbridge.gateway.slow_start import warm_limit
 from weighbridge.http import ClientLimits, ConnectFailed, ExchangeFailed, HttpClient
 from weighbridge.http.client import Reply
 
@@ -30,7 +32,10 @@ RESTART_SLACK_S = 1.5
 class _State:
     """What is known of one engine's health."""
 
-    __slots__ = ("bad", "connect_failures", "down_since_s", "ejections", "faults", "good", "refused", "task", "until_s")
+    __slots__ = (
+        *("bad", "connect_failures", "down_since_s", "ejections", "faults", "good", "refused", "task", "until_s"),
+        "warm_since_s",
+    )
 
     def __init__(self) -> None:
         self.good = 0
@@ -40,6 +45,7 @@ class _State:
         self.refused = False  # no process listened since it was last up
         self.ejections = 0
         self.until_s = 0.0
+        self.warm_since_s: float | None = None  # up since, while in slow start
         self.down_since_s: float | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -138,6 +144,8 @@ class Health:
             if endpoint.up:
                 self._up(endpoint, state)
         self._probed(endpoint, state, True, "")
+        if state.warm_since_s is not None:
+            self._warm(endpoint, state)
 
     async def _learn(self, endpoint: Endpoint) -> None:
         replies = await self._get_all(endpoint, endpoint.adapter.facts_paths)
@@ -238,9 +246,12 @@ class Health:
     # the Router is told
 
     def _up(self, endpoint: Endpoint, state: _State) -> None:
-        if endpoint.generation == 0 or state.refused:
+        fresh = endpoint.generation == 0 or state.refused
+        if fresh:
             endpoint.generation += 1
         state.refused = False
+        state.warm_since_s = time.monotonic() if (fresh or state.ejections) and self._others_serve(endpoint) else None
+        endpoint.warm_limit = None if state.warm_since_s is None else 1
         state.bad = state.connect_failures = 0
         # half-open after an ejection: real requests decide, and the first one that fails ejects again
         state.faults = self._settings.eject_failures - 1 if state.ejections else 0
@@ -251,10 +262,29 @@ class Health:
         self._driver.feed(InstanceUp(spec=endpoint.spec, generation=endpoint.generation))
         self._changed.set()
 
+    def _others_serve(self, endpoint: Endpoint) -> bool:
+        """Whether a slow start makes sense: others carry the load, and they are not all as new as this one."""
+        if self._driver.now() < self._settings.slow_start_s or not self._settings.slow_start_s:
+            return False
+        models = set(endpoint.models)
+        others = (e for e in self._driver.endpoints.values() if e is not endpoint)
+        return any(e.up and e.warm_limit is None and models & set(e.models) for e in others)
+
+    def _warm(self, endpoint: Endpoint, state: _State) -> None:
+        """Tells the Router when an instance in slow start may be given more."""
+        assert state.warm_since_s is not None
+        limit = warm_limit(time.monotonic() - state.warm_since_s, self._settings.slow_start_s)
+        if limit is None:
+            state.warm_since_s = None
+        if endpoint.up and limit != endpoint.warm_limit:
+            endpoint.warm_limit = limit
+            self._driver.feed(InstanceUp(spec=endpoint.spec, generation=endpoint.generation))
+
     def _down(self, endpoint: Endpoint, state: _State, reason: str) -> None:
         endpoint.up = False
         endpoint.reason = reason
         state.good = 0
+        state.warm_since_s = endpoint.warm_limit = None
         state.down_since_s = time.monotonic()
         log.warning("instance %s is out: %s", endpoint.name, reason)
         self._driver.feed(InstanceDown(instance=endpoint.name, reason=reason, drain=True))

@@ -15,6 +15,7 @@ _MESSAGES = {
     "attempts_exhausted": "Every engine that was tried failed to answer.",
     "queue_timeout": "The request waited too long for a free engine.",
     "retry_budget": "The engines are failing; try again later.",
+    "gateway_busy": "The gateway is overloaded; try again shortly.",
     "draining": "The gateway is shutting down.",
 }
 _CODES = {429: "rate_limit_exceeded", 502: "upstream_error", 503: "no_capacity", 504: "upstream_timeout"}

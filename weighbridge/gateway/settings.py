@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -39,6 +39,29 @@ class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     bootstrap_port: int | None = None  # of an SGLang prefill instance
 
 
+class DnsSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="from", tag="dns"):
+    """One engine per address of `host`, named PREFIX-ADDRESS (without `prefix`: by the first label of `host`).
+
+    `instance` is what they have in common, as under `instances` without `name` and `url`.
+    """
+
+    host: str
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    prefix: str = ""
+    every_s: Positive = 10.0
+    instance: dict[str, Any] = {}
+
+
+class FileSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="from", tag="file"):
+    """A YAML or JSON list of instances, written by something else."""
+
+    path: str
+    every_s: Positive = 2.0
+
+
+Source = DnsSource | FileSource
+
+
 class KeySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One API key, by its SHA-256 (`weighbridge key` prints one). `models` empty: all of them."""
 
@@ -63,6 +86,7 @@ class HealthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     eject_s: Positive = 5.0  # times the number of ejections in a row, up to `eject_max_s`
     eject_max_s: Positive = 60.0
     eject_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5  # of the instances of a model, at most
+    slow_start_s: Annotated[float, msgspec.Meta(ge=0)] = 5.0  # a new or returned instance is given 1, 2, 4 ... at once
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,6 +109,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     admin_token_env: str | None = None
     hosts: tuple[str, ...] = ()  # Host headers the admin listener accepts besides its own address
     instances: tuple[InstanceSettings, ...] = ()
+    discovery: tuple[Source, ...] = ()
     router: RouterSettings = RouterSettings()
     keys: tuple[KeySettings, ...] = ()
     default_tenant: Name = "default"
@@ -100,6 +125,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     health: HealthSettings = HealthSettings()
     limits: RequestLimits = RequestLimits()
     selection: SelectionSettings | None = None  # how `model: auto` is answered; None: it is an unknown model
+    max_loop_lag_s: Positive = 0.25  # while the event loop is later than this, new requests are answered 503
     retry_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.2  # retries, as a share of requests; at least a few
     isolate_tenants: bool = True  # with API keys: engines that can keep tenants' prefix caches apart are told to
     salt_env: str | None = None  # secret for that, so that salts stay the same over restarts

@@ -135,7 +135,9 @@ class Stats:
             "weighbridge_prompt_estimate_ratio", "Estimated over counted prompt tokens.", by_model, RATIOS
         )
         self.attempts = Family("weighbridge_attempts", "Requests sent to engines.", ("instance", "result"))
+        self.reloads = Family("weighbridge_config_reloads", "Reloads of the configuration.", ("result",))
         self.families = (
+            self.reloads,
             self.requests,
             self.duration,
             self.ttft,

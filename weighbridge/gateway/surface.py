@@ -21,9 +21,10 @@ from weighbridge.gateway.driver import Driver, Outcome
 from weighbridge.gateway.estimate import TokenEstimator, prefix_hashes
 from weighbridge.gateway.flight import Flight
 from weighbridge.gateway.health import Health
+from weighbridge.gateway.loop_guard import LoopGuard
 from weighbridge.gateway.model_choice import ModelChoice
 from weighbridge.gateway.quota import Quotas, Salts
-from weighbridge.gateway.refusal import send_request_error
+from weighbridge.gateway.refusal import send_reject, send_request_error
 from weighbridge.gateway.reply import Usage
 from weighbridge.gateway.settings import GatewaySettings
 from weighbridge.gateway.stats import Stats
@@ -50,13 +51,20 @@ class Surface:
     """The client-facing routes."""
 
     def __init__(
-        self, settings: GatewaySettings, driver: Driver, health: Health, stats: Stats, salt_key: bytes | None
+        self,
+        settings: GatewaySettings,
+        driver: Driver,
+        health: Health,
+        stats: Stats,
+        salt_key: bytes | None,
+        guard: LoopGuard,
     ) -> None:
         """`salt_key`: secret from which tenants' cache salts are made, or None to leave `cache_salt` alone."""
         self.settings = settings
         self.driver = driver
         self.health = health
         self.stats = stats
+        self.guard = guard
         self.auth = Authorizer(settings)
         self.choice = None if settings.selection is None else ModelChoice(settings.selection, driver)
         self.estimator = TokenEstimator()
@@ -98,6 +106,9 @@ class Surface:
     def complete(self, request: Request, responder: Responder) -> None:
         """Any endpoint that makes an engine generate."""
         request_id = self._request_id(request)
+        if self.guard.shedding:
+            self._shed(request, responder, request_id)
+            return
         try:
             flight = self._flight(request, responder, request_id)
         except RequestError as error:
@@ -106,6 +117,12 @@ class Surface:
             return
         self.driver.flights[flight.id] = flight
         self.driver.feed(RequestArrived(request=flight.routed))
+
+    def _shed(self, request: Request, responder: Responder, request_id: str) -> None:
+        """The gateway itself is too busy: what already runs must not suffer."""
+        self.guard.sheds += 1
+        self.stats.requests.add((ENDPOINTS[request.path], "", "", "rejected_gateway_busy"))
+        send_reject(responder, 503, "gateway_busy", 1.0, self.rng, self.id_header(request_id))
 
     def _flight(self, request: Request, responder: Responder, request_id: str) -> Flight:
         principal = request.context or self.auth.principal(request)

@@ -143,7 +143,10 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
         self.idle_since = self.pool.clock()
-        self.pool.connections.add(self)
+        if self.pool.closed:
+            self._abort()
+        else:
+            self.pool.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange

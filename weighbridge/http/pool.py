@@ -66,16 +66,21 @@ class Pool:
         task.add_done_callback(self._dial_done)
 
     async def _dial(self, exchange: Exchange) -> None:
+        connection = ClientConnection(self)
         try:
             async with asyncio.timeout(self.limits.connect_s):
-                _, connection = await self._loop.create_connection(
-                    lambda: ClientConnection(self),
+                await self._loop.create_connection(
+                    lambda: connection,
                     self.host,
                     self.port,
                     ssl=self._ssl,
                     server_hostname=self._server_hostname,
                 )
+        except asyncio.CancelledError:  # the loop may never say that such a connection is lost
+            self.connections.discard(connection)
+            raise
         except TimeoutError:
+            self.connections.discard(connection)
             self._refuse(exchange, f"no connection within {self.limits.connect_s:g} s")
         except (OSError, ssl.SSLError) as error:
             self._refuse(exchange, error.strerror or type(error).__name__)
@@ -100,6 +105,11 @@ class Pool:
             error = task.exception()
             if error is not None:
                 self._loop.call_exception_handler({"message": "dial failed", "exception": error, "task": task})
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     @property
     def idle(self) -> int:

@@ -28,6 +28,7 @@ class Pool:
         "max_context",
         "room",
         "seconds_per_token",
+        "warming",
     )
 
     def __init__(self, model: str, fleet: Fleet, entry_kv: float, decode_kv: float) -> None:
@@ -38,6 +39,7 @@ class Pool:
         contexts = [i.spec.limits.max_context for i in (*self.entry, *self.decode)]
         self.max_context = min((limit for limit in contexts if limit is not None), default=None)
         """The smallest context limit of all, so that most requests need no look at each one."""
+        self.warming = any(i.spec.warm_limit is not None for i in (*self.entry, *self.decode))
         self.room = Room(self.entry, entry_kv)
         self.decode_room = Room(self.decode, decode_kv)
         self.seconds_per_token = self.base_s = 0.0
@@ -97,6 +99,8 @@ class Candidates:
         if failed_on:
             # when every other instance is out as well, a second try on one that failed beats none
             instances = [i for i in instances if i.name not in failed_on] or instances
+        if pool.warming:
+            instances = [i for i in instances if not _warming(i)] or instances
         if pool.max_context is not None and request.prompt_tokens > pool.max_context:
             fitting = [i for i in instances if not _too_long(request, i)]
             return fitting or _largest_context(instances)
@@ -184,6 +188,12 @@ def _largest_context(instances: list[Instance]) -> list[Instance]:
     return [i for i in instances if (i.spec.limits.max_context or 0) == largest]
 
 
+def _warming(instance: Instance) -> bool:
+    """Whether it is new and runs as much as it should for now."""
+    limit = instance.spec.warm_limit
+    return limit is not None and len(instance.charges) >= limit
+
+
 def _too_long(request: Request, instance: Instance) -> bool:
     limit = instance.spec.limits.max_context
     return limit is not None and request.prompt_tokens > limit
@@ -202,6 +212,8 @@ def _why_not(request: Request, instance: Instance, leg: Leg, failed_on: frozense
         return f"prompt exceeds its context of {instance.spec.limits.max_context} tokens"
     if instance.name in failed_on:
         return "failed on it before"
+    if _warming(instance):
+        return "warming up"
     if role == "prefill":
         return "no decode instance is up" if leg != "decode" else f"role {role}"
     return "no room"
