@@ -189,6 +189,7 @@ def _instance(info: ReadyInfo, options: InstanceOptions) -> InstanceSettings:
         url=_address(info.host, info.port),
         role=options.role,
         profile=options.profile,
+        kv_events="auto" if info.kv_events is not None else None,
     )
 
 

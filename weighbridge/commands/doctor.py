@@ -194,10 +194,35 @@ def _drift(settings: Settings) -> Iterator[Finding]:
             await client.close()
 
     for row in asyncio.run(fleet()):
+        yield from _kv_events(row)
         cost = row.get("cost") or {}
         if cost.get("level") == "online":
             message = f"its speed has changed ({cost.get('drifts')} times): forecasts follow live traffic, less exactly"
             yield Finding("warn", str(row.get("name")), message, f"weighbridge calibrate {row.get('name')}")
+
+
+KV_REMEDIES = {
+    "silent": "see that the engine binds the address (vLLM: tcp://*:PORT, not a host), and the topic",
+    "unmatched": "see that `kv_events` names this engine and that its /tokenize uses the model it serves",
+    "untranslated": "serve /tokenize, or remove `kv_events`: its index is guessed from what is sent there",
+    "off": "let the engine publish KV events, or give `kv_events` its address",
+}
+
+
+def _kv_events(row: dict[str, Any]) -> Iterator[Finding]:
+    """An engine whose KV events are configured and do not come, or mean nothing."""
+    told = row.get("kv_events")
+    if not isinstance(told, dict):
+        return
+    name, state = str(row.get("name")), str(told.get("state"))
+    if state in KV_REMEDIES:
+        problem = told.get("problem") or "its prompts ought to have caused some"
+        yield Finding("warn", name, f"KV events are {state}: {problem}", KV_REMEDIES[state])
+    elif told.get("lost"):
+        message = f"{told['lost']} batches of KV events were lost for good"
+        yield Finding("warn", name, message, "give the engine a replay_endpoint and a larger buffer")
+    elif state == "live":
+        yield Finding("ok", name, f"KV events: {told.get('blocks')} blocks known, none lost")
 
 
 def _print(findings: list[Finding]) -> None:

@@ -61,13 +61,16 @@ class BlockLedger:
             del self._count[value]
         events: list[dict[str, Any]] = []
         if stored:  # a chain: once a block is new, all after it are
-            events.append(self._stored(new, stored[0], tokens))
+            events.append(self._stored(new, stored[0], tokens, namespace))
         if gone:
             events.append({"type": "BlockRemoved", "block_hashes": gone[::-1], "medium": "CPU"})
         return events
 
-    def _stored(self, hashes: list[int], first: int, tokens: Sequence[int]) -> dict[str, Any]:
+    def _stored(self, hashes: list[int], first: int, tokens: Sequence[int], namespace: str) -> dict[str, Any]:
         size = self.block_tokens
+        extras: list[list[str] | None] = [None] * (len(hashes) - first)
+        if namespace and first == 0:
+            extras[0] = [namespace]
         return {
             "type": "BlockStored",
             "block_hashes": hashes[first:],
@@ -77,6 +80,7 @@ class BlockLedger:
             "lora_id": None,
             "medium": "CPU",
             "lora_name": None,
+            "extra_keys": extras,
         }
 
     def _hashes(self, tokens: Sequence[int], namespace: str) -> list[int]:

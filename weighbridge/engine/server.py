@@ -104,6 +104,7 @@ class EngineServer:
         routes.get("/load", lambda _, responder: responder.send_json(200, {"server_load": self._running}))
         routes.get("/v1/models", self._models)
         routes.get("/metrics", self._metrics)
+        routes.get("/kv_event_sources", self._kv_event_sources)
         routes.post("/v1/chat/completions", self._answering(self._reader.chat, "chatcmpl"))
         routes.post("/v1/completions", self._answering(self._reader.completion, "cmpl"))
         routes.add("GET", KV_PATH + "*", self._kv.get)
@@ -161,6 +162,21 @@ class EngineServer:
         page = metrics_page([self._collector, self._kv])
         responder.send(200, page, content_type="text/plain; version=0.0.4; charset=utf-8")
 
+    def _kv_event_sources(self, _: Request, responder: Responder) -> None:
+        """Where KV events are published, as vLLM tells it: by data-parallel rank, of which there is one."""
+        publisher = self.engine.kv_events
+        if publisher is None:
+            responder.send_json(200, {})
+            return
+        told = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": _everywhere(publisher.endpoint),
+            "replay_endpoint": publisher.replay and _everywhere(publisher.replay),
+            "topic": publisher.settings.topic,
+        }
+        responder.send_json(200, {"0": told})
+
     def _tokenize(self, request: Request, responder: Responder) -> None:
         body = fields.decode_body(request.body)
         self._reader.check_model(body)
@@ -182,6 +198,12 @@ class EngineServer:
         if not isinstance(tokens, list) or not all(isinstance(item, int) and 0 <= item < top for item in tokens):
             raise RequestError(f"tokens must be a list of token ids below {top}", param="tokens")
         responder.send_json(200, {"prompt": self.engine.model.detokenize(tokens)})
+
+
+def _everywhere(endpoint: str) -> str:
+    """A bound address with the wildcard in place of its host: readers put the host by which they reach us."""
+    scheme, _, rest = endpoint.partition("://")
+    return f"tcp://*:{rest.rpartition(':')[2]}" if scheme == "tcp" else endpoint
 
 
 def _dispatch(outputs: list[tuple[Sink, Output]]) -> None:

@@ -14,6 +14,7 @@ from weighbridge.core.errors import ConfigError, ProfileError, WeighbridgeError
 from weighbridge.core.instance import LoadReport
 from weighbridge.cost.online import OnlineCost
 from weighbridge.gateway.auth import bearer
+from weighbridge.gateway.kv.metrics import kv_metrics
 from weighbridge.gateway.settings import InstanceSettings
 from weighbridge.gateway.stats import gauge
 from weighbridge.http import Request, Responder, Routes
@@ -186,6 +187,7 @@ class Admin:
                     **ledger,
                     "report": endpoint.report or LoadReport(),
                     "report_age_s": None if endpoint.report_s is None else now - endpoint.report_s,
+                    "kv_events": gateway.kv.describe(endpoint.name),
                 }
             )
         return {
@@ -223,6 +225,7 @@ class Admin:
         yield gauge("weighbridge_instance_drifted", "1 if it left its profile and is forecast online.", one, online)
         drifts = [((name,), float(cost.drifts)) for name, cost in costs]
         yield gauge("weighbridge_instance_drifts", "Lasting changes of speed noticed.", one, drifts)
+        yield from kv_metrics(gateway.kv)
         router = gateway.driver.router
         guard = gateway.guard
         lag = [((), guard.lag_s)]

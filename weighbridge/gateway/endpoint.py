@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,10 +14,14 @@ from weighbridge.core.instance import InstanceSpec, Limits, LoadReport
 from weighbridge.cost.profile import Profile, decode_profile
 from weighbridge.gateway.adapters import Adapter, Facts, adapter_for
 from weighbridge.gateway.client_request import ClientRequest
+from weighbridge.gateway.kv_address import AUTO, check_address
 from weighbridge.gateway.origin import parse_origin
 from weighbridge.gateway.settings import InstanceSettings
 from weighbridge.gateway.splice import add_value, remove_value, replace_value
 from weighbridge.http import ClientLimits, Pool
+
+if TYPE_CHECKING:
+    from weighbridge.gateway.kv.watch import Watch
 
 USAGE_OPTION = b'{"include_usage":true}'
 
@@ -45,6 +50,11 @@ class Endpoint:
         self.report_s: float | None = None
         self.started_s: float | None = None
         self.reason = "not probed yet"
+        self.kv: Watch | None = None
+        if settings.kv_events not in (None, AUTO):
+            check_address(settings.kv_events, f"{where}.kv_events")
+        if settings.kv_events_replay is not None:
+            check_address(settings.kv_events_replay, f"{where}.kv_events_replay")
         self.takes_priority = self.adapter.priority if settings.takes_priority is None else settings.takes_priority
         self._heads: dict[str, bytes] = {}
         self._facts: Facts | None = None

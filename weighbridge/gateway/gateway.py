@@ -19,6 +19,7 @@ from weighbridge.gateway.discovery import Discovery
 from weighbridge.gateway.driver import Driver
 from weighbridge.gateway.endpoint import Endpoint
 from weighbridge.gateway.health import Health
+from weighbridge.gateway.kv import KvIndex
 from weighbridge.gateway.log_writer import LogWriter
 from weighbridge.gateway.loop_guard import LoopGuard
 from weighbridge.gateway.membership import Membership, check_names
@@ -52,7 +53,8 @@ class Gateway:
         self.writer: LogWriter | None = None
         self.driver = Driver(Router(settings.router), endpoints, None, self.stats)
         self.health = Health(self.driver, settings.health)
-        self.membership = Membership(self.driver, self.health, environment, lambda: self.settings.drain_s)
+        self.kv = KvIndex(self.driver, settings.prefix_block_bytes)
+        self.membership = Membership(self.driver, self.health, self.kv, environment, lambda: self.settings.drain_s)
         self.discovery = Discovery(settings.discovery, self.membership, settings.client)
         self.guard = LoopGuard(settings.max_loop_lag_s)
         salt_key = _salt_key(settings, environment)
@@ -88,6 +90,7 @@ class Gateway:
             await self.stop()
             raise
         self.health.start()
+        self.kv.start()
         self.guard.start()
         self.discovery.start()
         self._flush()
@@ -162,6 +165,7 @@ class Gateway:
         self.guard.stop()
         await self.discovery.stop()
         await self.membership.stop()
+        await self.kv.stop()
         await self.health.stop()
         for endpoint in self.driver.endpoints.values():
             if endpoint.pool is not None:

@@ -15,6 +15,7 @@ from weighbridge.core.events import InstanceDown
 from weighbridge.gateway.driver import Driver
 from weighbridge.gateway.endpoint import Endpoint
 from weighbridge.gateway.health import Health
+from weighbridge.gateway.kv import KvIndex
 from weighbridge.gateway.settings import InstanceSettings
 from weighbridge.http import ClientLimits
 
@@ -25,10 +26,11 @@ class Membership:
     """Owns joining and leaving. `drain_s` tells how long one that leaves may take."""
 
     def __init__(
-        self, driver: Driver, health: Health, environment: Mapping[str, str], drain_s: Callable[[], float]
+        self, driver: Driver, health: Health, kv: KvIndex, environment: Mapping[str, str], drain_s: Callable[[], float]
     ) -> None:
         self._driver = driver
         self._health = health
+        self._kv = kv
         self._environment = environment
         self._drain_s = drain_s
         self._wanted: dict[str, Endpoint | None] = {}
@@ -68,6 +70,7 @@ class Membership:
             endpoint.generation = known.generation
         self._driver.endpoints[endpoint.name] = endpoint
         self._health.add(endpoint, returning=known is not None)
+        self._kv.add(endpoint)
 
     def _leave(self, name: str, successor: Endpoint | None, timeout_s: float | None = None) -> asyncio.Task[bool]:
         self._wanted[name] = successor
@@ -86,6 +89,7 @@ class Membership:
             if not ended:
                 self._driver.feed(InstanceDown(instance=name, reason="removed"))
             await self._health.remove(endpoint)
+            await self._kv.remove(endpoint)
             del self._driver.endpoints[name]
             if endpoint.pool is not None:
                 await endpoint.pool.close()

@@ -21,6 +21,8 @@ class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     `api_key_env` names the environment variable that holds the engine's key; the key itself never stands in a file.
     `profile` is the path of a profile file. Values in `limits` override what the engine tells.
+    `kv_events`: the ZeroMQ address of the engine's KV cache events, such as tcp://HOST:5557, or `auto` to ask the
+    engine; `kv_events_replay` that of its replays.
     """
 
     name: Name
@@ -37,6 +39,9 @@ class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ca_file: str | None = None
     takes_priority: bool | None = None
     bootstrap_port: int | None = None  # of an SGLang prefill instance
+    kv_events: str | None = None
+    kv_events_replay: str | None = None
+    kv_events_topic: str = ""  # what the topic begins with; empty: any
 
 
 class DnsSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="from", tag="dns"):
