@@ -204,6 +204,7 @@ class Admin:
         """Prometheus families."""
         gateway = self._gateway
         yield from gateway.stats.collect()
+        yield from gateway.surface.forecasts.collect()
         endpoints = list(gateway.driver.endpoints.values())
         fleet = gateway.driver.router.fleet.instances
         one = ("instance",)
@@ -237,6 +238,9 @@ class Admin:
         if gateway.writer is not None:
             dropped = [((), float(gateway.writer.dropped))]
             yield gauge("weighbridge_event_log_dropped", "Log entries dropped because the disk is slow.", (), dropped)
+        if gateway.surface.access is not None:
+            dropped = [((), float(gateway.surface.access.writer.dropped))]
+            yield gauge("weighbridge_access_log_dropped", "Log lines dropped because the disk is slow.", (), dropped)
 
 
 def _cost(cost: OnlineCost | None) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ import msgspec
 
 from weighbridge.core.errors import ConfigError, ServiceError, WeighbridgeError
 from weighbridge.core.event_log import Header
+from weighbridge.gateway.access_log import AccessLog
 from weighbridge.gateway.admin import Admin
 from weighbridge.gateway.discovery import Discovery
 from weighbridge.gateway.driver import Driver
@@ -26,6 +27,7 @@ from weighbridge.gateway.membership import Membership, check_names
 from weighbridge.gateway.settings import GatewaySettings, InstanceSettings
 from weighbridge.gateway.stats import Stats
 from weighbridge.gateway.surface import Surface
+from weighbridge.gateway.tracing import Tracer
 from weighbridge.http import HttpServer
 from weighbridge.routing.router import Router
 
@@ -33,7 +35,17 @@ LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 FLUSH_S = 0.25
 FIXED = (
     *("host", "port", "admin_host", "admin_port", "admin_token_env", "router", "data_dir", "log_bytes", "log_files"),
-    *("server", "discovery", "selection", "salt_env", "isolate_tenants", "tls_cert", "tls_key"),
+    *(
+        "server",
+        "discovery",
+        "access_log",
+        "tracing",
+        "selection",
+        "salt_env",
+        "isolate_tenants",
+        "tls_cert",
+        "tls_key",
+    ),
 )
 """Settings that a reload cannot change."""
 SWAPPED = tuple(n for n in GatewaySettings.__struct_fields__ if n not in FIXED and n != "instances")
@@ -59,6 +71,8 @@ class Gateway:
         self.guard = LoopGuard(settings.max_loop_lag_s)
         salt_key = _salt_key(settings, environment)
         self.surface = Surface(settings, self.driver, self.health, self.stats, salt_key, self.guard)
+        if settings.tracing is not None:
+            self.surface.tracer = Tracer(settings.tracing)
         self.admin = Admin(self, self._admin_token)
         self.server = HttpServer(self.surface.routes, settings.server, self.surface.admit)
         self.admin_server = HttpServer(self.admin)
@@ -82,6 +96,8 @@ class Gateway:
         settings = self.settings
         if settings.data_dir is not None:
             self.writer = self.driver.writer = self._open_log(Path(settings.data_dir))
+        if settings.access_log is not None:
+            self.surface.access = self._open_access_log(settings.access_log)
         context = _tls(settings)
         try:
             await _bind(self.server, settings.host, settings.port, context)
@@ -178,6 +194,12 @@ class Gateway:
         if self.writer is not None:
             self.writer.close()
             self.writer = self.driver.writer = None
+        if self.surface.access is not None:
+            self.surface.access.close()
+            self.surface.access = None
+        if self.surface.tracer is not None:
+            await asyncio.to_thread(self.surface.tracer.close)
+            self.surface.tracer = None
 
     def _open_log(self, directory: Path) -> LogWriter:
         header = Header(
@@ -195,9 +217,20 @@ class Gateway:
         except OSError as error:
             raise ServiceError(f"the event log cannot be written to {directory}: {error.strerror}") from None
 
+    def _open_access_log(self, directory: str) -> AccessLog:
+        try:
+            return AccessLog(
+                Path(directory).expanduser(), max_bytes=self.settings.log_bytes, max_files=self.settings.log_files
+            )
+        except OSError as error:
+            raise ServiceError(f"the access log cannot be written to {directory}: {error.strerror}") from None
+
     def _flush(self) -> None:
         if self.writer is not None:
             self.writer.flush()
+        if self.surface.access is not None:
+            self.surface.access.flush()
+        self.surface.forecasts.digest()
         self._flusher = asyncio.get_running_loop().call_later(FLUSH_S, self._flush)
 
 

@@ -20,10 +20,13 @@ MAX_PENDING_BYTES = 64 * 1024 * 1024
 
 
 class LogWriter:
-    """Appends lines to `DIR/events-NNNNNN.jsonl`; each file begins with the header line."""
+    """Appends lines to `DIR/PREFIX-NNNNNN.jsonl`; each file begins with the header line."""
 
-    def __init__(self, directory: Path, header: Header, *, max_bytes: int, max_files: int) -> None:
-        """Creates the directory and the first file. Raises OSError."""
+    def __init__(
+        self, directory: Path, header: Header | None, *, max_bytes: int, max_files: int, prefix: str = "events"
+    ) -> None:
+        """Creates the directory and the first file; without `header` that is empty. Raises OSError."""
+        self._prefix = prefix
         self._directory = directory
         self._header = header
         self._part = 0
@@ -36,18 +39,18 @@ class LogWriter:
         self.dropped = 0
         self.error: OSError | None = None
         directory.mkdir(parents=True, exist_ok=True)
-        self._number = max((_number(p) for p in directory.glob("events-*.jsonl")), default=0)
+        self._number = max((_number(p) for p in directory.glob(f"{prefix}-*.jsonl")), default=0)
         self._file: IO[bytes]
         self._written = 0
         self._open()
         self._queue: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="event-log", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{prefix}-log", daemon=True)
         self._thread.start()
 
     @property
     def path(self) -> Path:
         """The file being written."""
-        return self._directory / f"events-{self._number:06d}.jsonl"
+        return self._directory / f"{self._prefix}-{self._number:06d}.jsonl"
 
     def append(self, line: bytes) -> None:
         """Takes one line; never blocks."""
@@ -105,7 +108,8 @@ class LogWriter:
         self._number += 1
         self._part += 1
         self._file = self.path.open("wb")
-        line = encode_header(msgspec.structs.replace(self._header, part=self._part))
+        header = self._header
+        line = b"" if header is None else encode_header(msgspec.structs.replace(header, part=self._part))
         self._file.write(line)
         self._file.flush()
         self._written = len(line)
@@ -113,7 +117,7 @@ class LogWriter:
     def _rotate(self) -> None:
         self._file.close()
         self._open()
-        files = sorted(self._directory.glob("events-*.jsonl"), key=_number)
+        files = sorted(self._directory.glob(f"{self._prefix}-*.jsonl"), key=_number)
         for old in files[: -self._max_files]:
             old.unlink(missing_ok=True)
 

@@ -104,6 +104,14 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_stop: Count = 16
 
 
+class TracingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """OpenTelemetry traces over OTLP/HTTP. Without `endpoint` the standard `OTEL_EXPORTER_OTLP_*` variables hold."""
+
+    endpoint: str | None = None
+    service_name: str = "weighbridge"
+    sample: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0  # of traces that a client has not begun itself
+
+
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole gateway."""
 
@@ -122,6 +130,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     data_dir: str | None = None
     log_bytes: Count = 256 * 1024 * 1024  # an event log is rotated at this size
     log_files: Count = 8
+    access_log: str | None = None  # directory of JSON lines, one per request; rotated like the event log
+    tracing: TracingSettings | None = None  # needs the extra `otel`
     drain_s: Positive = 300.0
     prefix_block_bytes: Count = 64
     max_prefix_blocks: Count = 1024

@@ -13,6 +13,7 @@ import msgspec
 from weighbridge.core.errors import RequestError
 from weighbridge.core.events import RequestArrived
 from weighbridge.core.request import Request as RoutedRequest
+from weighbridge.gateway.access_log import AccessLog
 from weighbridge.gateway.auth import REFUSED, Authorizer, Principal
 from weighbridge.gateway.body import plain_body
 from weighbridge.gateway.budget import RetryBudget
@@ -20,6 +21,7 @@ from weighbridge.gateway.client_request import ClientRequest
 from weighbridge.gateway.driver import Driver, Outcome
 from weighbridge.gateway.estimate import TokenEstimator, prefix_hashes
 from weighbridge.gateway.flight import Flight
+from weighbridge.gateway.forecasts import Forecasts
 from weighbridge.gateway.health import Health
 from weighbridge.gateway.loop_guard import LoopGuard
 from weighbridge.gateway.model_choice import ModelChoice
@@ -28,6 +30,7 @@ from weighbridge.gateway.refusal import send_reject, send_request_error
 from weighbridge.gateway.reply import Usage
 from weighbridge.gateway.settings import GatewaySettings
 from weighbridge.gateway.stats import Stats
+from weighbridge.gateway.tracing import Tracer
 from weighbridge.http import Request, Responder, Routes
 
 ENDPOINTS = {
@@ -65,6 +68,9 @@ class Surface:
         self.health = health
         self.stats = stats
         self.guard = guard
+        self.forecasts = Forecasts()
+        self.access: AccessLog | None = None
+        self.tracer: Tracer | None = None
         self.auth = Authorizer(settings)
         self.choice = None if settings.selection is None else ModelChoice(settings.selection, driver)
         self.estimator = TokenEstimator()
@@ -114,6 +120,7 @@ class Surface:
         except RequestError as error:
             self.stats.requests.add((ENDPOINTS[request.path], "", "", f"refused_{error.status}"))
             send_request_error(responder, error, self.id_header(request_id))
+            self._log_refused(request, responder, request_id)
             return
         self.driver.flights[flight.id] = flight
         self.driver.feed(RequestArrived(request=flight.routed))
@@ -123,6 +130,11 @@ class Surface:
         self.guard.sheds += 1
         self.stats.requests.add((ENDPOINTS[request.path], "", "", "rejected_gateway_busy"))
         send_reject(responder, 503, "gateway_busy", 1.0, self.rng, self.id_header(request_id))
+        self._log_refused(request, responder, request_id)
+
+    def _log_refused(self, request: Request, responder: Responder, request_id: str) -> None:
+        if self.access is not None:
+            self.access.refused(request, responder, request_id, request.context.tenant if request.context else "")
 
     def _flight(self, request: Request, responder: Responder, request_id: str) -> Flight:
         principal = request.context or self.auth.principal(request)
@@ -147,6 +159,8 @@ class Surface:
             )
         self.quotas.charge(principal, routed, self.driver.now())
         self.budget.deposit()
+        if self.tracer is not None:
+            headers = self.tracer.begin(request, routed, headers)
         salt = self.salts.salt(principal.tenant) if self.salts is not None else None
         return Flight(self, responder, parsed, routed, request.path, headers, salt)
 
@@ -245,6 +259,8 @@ class Surface:
         assert flight.endpoint is not None
         name = flight.endpoint.name
         self.stats.attempts.add((name, reason))
+        if self.tracer is not None:
+            self.tracer.attempt_failed(flight, reason)
         if flight.record is not None:
             e2e_s = self.driver.now() - flight.routed.arrival_s
             flight.record.outcome = Outcome(outcome=f"attempt failed: {reason}", instance=name, e2e_s=e2e_s)
@@ -283,6 +299,11 @@ class Surface:
                 cached_tokens=usage.cached_tokens,
                 output_tokens=output_tokens,
             )
+            self.forecasts.note(flight.record)
+        if self.access is not None:
+            self.access.ended(flight, label, usage, output_tokens, ttft_s, e2e_s)
+        if self.tracer is not None:
+            self.tracer.ended(flight, label, usage, output_tokens, ttft_s)
 
     def feedback(self, request: Request, responder: Responder) -> None:
         """How good the answer to a recent `model: auto` request was."""
