@@ -1,8 +1,10 @@
 """Profiles corrected by clean observations only; instances without one become known."""
 
+from dataclasses import replace
+
 import pytest
 
-from weighbridge.core.actions import Dispatch
+from weighbridge.core.actions import Action, Dispatch, Reject
 from weighbridge.core.events import (
     BlocksRemoved,
     BlocksStored,
@@ -11,12 +13,18 @@ from weighbridge.core.events import (
     ProfileUpdated,
     RequestArrived,
     RequestFinished,
+    Tick,
     TokensProgressed,
 )
 from weighbridge.core.instance import InstanceSpec, Limits, StepTerms
-from weighbridge.core.request import Request
+from weighbridge.core.request import Request, Tier
+from weighbridge.routing.correction import Scales
+from weighbridge.routing.cost import Cost
 from weighbridge.routing.router import Router
 from weighbridge.routing.settings import RouterSettings
+from weighbridge.sim.fleet import scaled
+from weighbridge.sim.lab import REGIMES
+from weighbridge.sim.runs import Generated, run
 
 TRUE = StepTerms(base_s=0.02, prefill_s=2e-4, sequence_s=1e-3)
 
@@ -62,6 +70,86 @@ def test_wrong_constants_are_repaired(factor: float) -> None:
     assert cost.prefill_s == pytest.approx(TRUE.prefill_s, rel=0.15)
 
 
+@pytest.mark.parametrize("factor", [1 / 7, 7.0])
+def test_a_profile_wrong_by_a_factor_is_repaired_by_its_first_observations(factor: float) -> None:
+    wrong = StepTerms(
+        base_s=TRUE.base_s * factor, prefill_s=TRUE.prefill_s * factor, sequence_s=TRUE.sequence_s * factor
+    )
+    made = router(wrong, policy="calibrated")
+    live(made, 3.0)
+    cost = made.fleet.instances["i"].cost
+    assert cost is not None
+    assert cost.base_s == pytest.approx(TRUE.base_s, rel=0.15)
+    assert cost.prefill_s == pytest.approx(TRUE.prefill_s, rel=0.3)
+    made.handle(Tick(), 5.0)
+    request = Request(id="last", arrival_s=5.0, prompt_tokens=10, max_tokens=9)
+    made.handle(RequestArrived(request=request), 5.0)
+    capacity = made.fleet.offered.capacity_tokens_per_s
+    assert capacity == pytest.approx(1 / cost.prefill_s, rel=0.1), "the share in use follows what was learned"
+
+
+def scales_after(seconds: list[float], cost: Cost, scales: Scales) -> None:
+    for each in seconds:
+        scales.observe(cost, 0.0, cost.decode_scale * 0.1, each, 0.0)
+
+
+def test_one_pause_is_no_rate_but_three_in_a_row_are() -> None:
+    cost = Cost(InstanceSpec(name="i"), TRUE)
+    scales = Scales()
+    scales_after([0.1] * 20, cost, scales)
+    scales_after([1.0], cost, scales)
+    assert cost.decode_scale == pytest.approx(1.0, abs=0.1)
+    scales_after([0.1, 1.0, 0.1, 1.0, 0.1], cost, scales)
+    assert cost.decode_scale == pytest.approx(1.0, abs=0.15)
+    scales_after([0.3] * 4, cost, scales)
+    assert cost.decode_scale == pytest.approx(3.0, rel=0.15)
+
+
+def test_decode_alone_leaves_prefill_alone_until_the_profile_proves_wrong() -> None:
+    cost = Cost(InstanceSpec(name="i"), TRUE)
+    scales_after([0.11] * 50, cost, Scales())
+    assert cost.decode_scale == pytest.approx(1.1, rel=0.02)
+    assert cost.prefill_scale == pytest.approx(1.0)
+    cost = Cost(InstanceSpec(name="i"), TRUE)
+    scales_after([0.1 / 7] * 5, cost, Scales())
+    assert cost.decode_scale == pytest.approx(1 / 7, rel=0.05)
+    assert 1 / 7 < cost.prefill_scale < 0.5
+
+
+def test_nothing_is_refused_on_the_word_of_a_profile_that_no_traffic_has_confirmed() -> None:
+    """By the profile 1,000 tokens take 1.4 s; the engine does them in 0.2 s and the bound is 0.5 s."""
+    wrong = StepTerms(base_s=TRUE.base_s * 7, prefill_s=TRUE.prefill_s * 7, sequence_s=TRUE.sequence_s * 7)
+    tier = Tier(name="chat", priority=0, ttft_s=0.5, tpot_s=0.04)
+
+    def answers(made: Router) -> list[Action]:
+        actions: list[Action] = []
+        for n in range(3):
+            asked = Request(id=f"a{n}", arrival_s=0.0, prompt_tokens=600, max_tokens=50, tier="chat")
+            actions += made.handle(RequestArrived(request=asked), 0.0)
+        actions += made.handle(Tick(), 0.3)
+        return actions
+
+    fresh = answers(router(wrong, policy="calibrated", tiers=(tier,)))
+    assert not [a for a in fresh if isinstance(a, Reject)]
+    assert len([a for a in fresh if isinstance(a, Dispatch)]) == 3
+    believed = answers(router(wrong, policy="calibrated", tiers=(tier,), correct=False))
+    assert [a for a in believed if isinstance(a, Reject)]
+
+
+def test_constants_wrong_by_seven_cost_two_points_at_most() -> None:
+    attained = {}
+    for factor in (1.0, 7.0):
+        one = REGIMES["8/mixed"].run("calibrated", 311, load=1.1)
+        assert isinstance(one.workload, Generated)
+        believed = replace(one.fleet, instances=tuple(
+            replace(i, believed=scaled(i.terms, factor)) for i in one.fleet.instances
+        ))  # fmt: skip
+        attained[factor] = run(
+            replace(one, fleet=believed, workload=replace(one.workload, duration_s=20.0))
+        ).summary.attainment
+    assert attained[7.0] > attained[1.0] - 0.02
+
+
 def test_waiting_is_not_taken_for_slowness() -> None:
     made = router(TRUE)
     live(made, 200.0, queue=2.0)
@@ -87,7 +175,8 @@ def test_it_can_be_turned_off_and_a_new_profile_starts_afresh() -> None:
 
 def test_an_instance_without_a_profile_becomes_known() -> None:
     made = router(None)
-    assert made.fleet.instances["i"].cost is None
+    before = made.fleet.instances["i"].cost
+    assert before is None
     live(made, 200.0)
     cost = made.fleet.instances["i"].cost
     assert cost is not None

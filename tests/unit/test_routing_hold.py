@@ -180,7 +180,7 @@ def test_the_release_bound_ends_every_wait() -> None:
 def test_the_gate_waits_for_better() -> None:
     """An instance whose decoders are near their bound takes no more until some have ended."""
     tier = Tier(name="fast", priority=0, ttft_s=0.5, tpot_s=0.0125, sheddable=False)
-    made = Router(RouterSettings(policy="calibrated", tiers=(tier,), record_decisions=False))
+    made = Router(RouterSettings(policy="calibrated", tiers=(tier,), record_decisions=False, correct=False))
     step = StepTerms(base_s=0.01, prefill_s=1e-6, sequence_s=1e-4)
     limits = Limits(token_budget=2048, kv_blocks=100_000)
     made.handle(InstanceUp(spec=InstanceSpec(name="i", step=step, limits=limits), generation=1), 0.0)

@@ -43,14 +43,14 @@ class Pool:
         self.room = Room(self.entry, entry_kv)
         self.decode_room = Room(self.decode, decode_kv)
         self.seconds_per_token = self.base_s = 0.0
-        """Prefill seconds per token and base of a step on the fastest instance; 0 where one has no profile."""
+        """Prefill seconds per token and base of a step on the fastest instance; 0 where a profile is unconfirmed."""
         self.fresh_until_s = float("-inf")
 
     def refresh(self, now_s: float) -> None:
         """Look at the speeds again: they are corrected by live traffic."""
         self.fresh_until_s = now_s + REFRESH_S
         costs = [i.cost for i in self.entry if i.cost is not None]
-        complete = bool(costs) and len(costs) == len(self.entry)
+        complete = bool(costs) and len(costs) == len(self.entry) and all(c.seen for c in costs)
         self.seconds_per_token = min(c.prefill_s for c in costs) if complete else 0.0
         self.base_s = min(c.base_s for c in costs) if complete else 0.0
         self.room.refresh()
@@ -71,15 +71,23 @@ class Candidates:
     def fleet_changed(self) -> None:
         """An instance came, went or changed: pools are built anew when next asked for."""
         self._pools.clear()
-        self._fleet.offered.capacity_tokens_per_s = sum(
-            1.0 / i.spec.step.prefill_s
-            for i in self._fleet
-            if i.up and i.spec.role != "decode" and i.spec.step is not None and i.spec.step.prefill_s > 0
-        )
+        self._measure()
         self._everyone = (1 << len(self._fleet.instances)) - 1
         for instance in self._fleet:
             if instance.index == len(self._options):
                 self._options.append(Option(instance, cached_tokens=0, prefill_tokens=0, decode_tokens=0))
+
+    def refresh(self, pool: Pool, now_s: float) -> None:
+        """Look at the speeds again: they are corrected by live traffic."""
+        pool.refresh(now_s)
+        self._measure()
+
+    def _measure(self) -> None:
+        self._fleet.offered.capacity_tokens_per_s = sum(
+            1.0 / i.cost.prefill_s
+            for i in self._fleet
+            if i.up and i.spec.role != "decode" and i.cost is not None and i.cost.prefill_s > 0
+        )
 
     def pool(self, model: str) -> Pool:
         """The pool of a model."""

@@ -26,6 +26,7 @@ class Cost:
         "kv_s",
         "prefill_s",
         "prefill_scale",
+        "seen",
         "sequence_s",
         "terms",
     )
@@ -36,6 +37,8 @@ class Cost:
         self.capacity = spec.limits.kv_tokens
         self.error = UNKNOWN_ERROR if spec.error is None else spec.error
         self.prefill_scale = self.decode_scale = 1.0
+        self.seen = True
+        """Whether live traffic has had a say. Until then nothing is held or refused on the profile's word alone."""
         self.rescale(1.0, 1.0)
 
     def rescale(self, prefill: float, decode: float) -> None:

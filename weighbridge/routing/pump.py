@@ -107,7 +107,7 @@ class Pump:
             actions.extend(self._refuse(live, 503, "no_instance", 1.0) for live in queue)
             return
         if now_s > pool.fresh_until_s:
-            pool.refresh(now_s)
+            self._placing.candidates.refresh(pool, now_s)
         if now_s - self._looked_s > OVERLOAD_LOOK_S:
             self._looked_s = now_s
             self._admission.look(pool.entry)

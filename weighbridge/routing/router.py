@@ -171,6 +171,8 @@ class Router:
         if charge is not None and self.settings.correct and charge.live and charge.prefill_left:
             self._correction.first_token(charge, charge.prefill_left, now_s)
         self.fleet.first_token(event.request_id, now_s, self._remaining(live, 1))
+        if charge is not None and self.settings.correct and charge.live:
+            self._correction.progressed(charge, now_s)
         return self._moved(now_s)
 
     def _progressed(self, event: TokensProgressed, now_s: float) -> list[Action]:
@@ -281,8 +283,9 @@ class Router:
         return []
 
     def _up(self, event: InstanceUp, now_s: float) -> list[Action]:
-        self.fleet.up(event.spec, event.generation)
-        self._correction.forget(event.spec.name)
+        instance = self.fleet.up(event.spec, event.generation)
+        if self.settings.correct:
+            self._correction.forget(instance)
         self._placing.candidates.fleet_changed()
         return self._moved(now_s)
 
@@ -328,8 +331,12 @@ class Router:
             instance.spec = msgspec.structs.replace(
                 instance.spec, rates=event.rates, step=event.step, error=event.error
             )
+            seen = instance.cost is not None and instance.cost.seen
             instance.cost = cost_of(instance.spec)
-            self._correction.forget(instance.name)
+            if self.settings.correct:
+                self._correction.forget(instance)
+                if instance.cost is not None:
+                    instance.cost.seen = seen
             self._placing.candidates.fleet_changed()
         return []
 

@@ -29,7 +29,7 @@ def sacrifice(queue: HoldQueue, instances: Sequence[Instance], now_s: float) -> 
     speed = step = owed = 0.0
     for instance in instances:
         cost = instance.cost
-        if cost is None or cost.prefill_s <= 0.0:
+        if cost is None or cost.prefill_s <= 0.0 or not cost.seen:
             return
         speed += 1.0 / cost.prefill_s
         td = cost.decode_step_s(instance.decoding, instance.decoding_kv_tokens)

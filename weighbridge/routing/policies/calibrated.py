@@ -57,6 +57,9 @@ class Calibrated:
         return Choice(best, scores, [_terms(each) for each in made] if view.explain else ())
 
     def _waits(self, view: View, option: Option, made: Forecast) -> bool:
+        cost = option.instance.cost
+        if cost is None or not cost.seen:
+            return False
         slack = view.deadline_s - view.now_s
         if made.kv_over_tokens > 0:
             return True
