@@ -10,7 +10,8 @@ import pytest
 from tests.support.engines import Listening, listening
 from tests.support.loop import run
 from weighbridge.calibrate.check import check_url
-from weighbridge.calibrate.endpoint import read_endpoint, read_load
+from weighbridge.calibrate.endpoint import busy, read_endpoint, read_load
+from weighbridge.calibrate.engines import scheduling_of
 from weighbridge.calibrate.probe import Probe, Prober
 from weighbridge.calibrate.quick import quick_profile
 from weighbridge.calibrate.transfer import measure_transfer
@@ -34,7 +35,8 @@ def test_the_engine_tells_kind_limits_device_and_load(listener: Listening) -> No
         assert endpoint.limits.kv_tokens == 2048
         assert endpoint.device.startswith("CPU")
         assert endpoint.quantisation == "Q4_1"
-        assert not load.busy
+        assert scheduling_of("embedded", endpoint.limits, endpoint.scheduler).busy_prefill_tokens == 64
+        assert not busy(load)
 
     run(main())
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 
-from weighbridge.calibrate.engines import scheduling_of
+from weighbridge.calibrate.engines import kept_of, scheduling_of
 from weighbridge.calibrate.fitting import METRICS, TERMS, RequestFit, fit_requests, pairs, residual_quantiles
 from weighbridge.calibrate.from_run import error_terms
 from weighbridge.calibrate.measure import Measurement
@@ -23,6 +23,8 @@ from weighbridge.cost.step import rates_of
 from weighbridge.scheduling.scheduler import SchedulerConfig
 
 LEAST_REQUESTS = 24
+POOR = 0.15
+"""Median error of held-out requests from which a calibration is said to have gone wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ def build_profile(found: Measurement, provenance: Provenance, *, seed: int = 0) 
     limits, warnings = _limits(found)
     results = sorted(found.results, key=lambda r: r.sent_s)
     fitted = _fitted(results, seed)
-    config = _settled(scheduling_of(found.endpoint.kind, limits), results, found)
+    config = _settled(scheduling_of(found.endpoint.kind, limits, found.endpoint.scheduler), results, found)
     zero = results[0].sent_s
     requests = [r.record(index, zero) for index, r in enumerate(results)]
     result = fit_requests(
@@ -64,7 +66,7 @@ def build_profile(found: Measurement, provenance: Provenance, *, seed: int = 0) 
     )
     judged = [r for r, was in zip(result.replayed, fitted, strict=True) if not was]
     residuals = {metric: _residuals(judged, metric) for metric in METRICS}
-    warnings += _verdicts(found, result)
+    warnings += _verdicts(found, result, residuals)
     profile = Profile(
         rates=rates_of(result.fit.terms, token_budget=config.token_budget),
         step=result.fit.terms,
@@ -73,7 +75,7 @@ def build_profile(found: Measurement, provenance: Provenance, *, seed: int = 0) 
         identifiable=result.fit.identifiable,
         unidentified=result.fit.unidentified,
         limits=limits,
-        scheduling=_scheduling(config),
+        scheduling=kept_of(config),
         residuals=residuals,
         ranges=_ranges(results),
         condition_number=result.fit.condition_number,
@@ -113,15 +115,16 @@ def _fitted(results: Sequence[ProbeResult], seed: int) -> list[bool]:
 
 
 def _settled(config: SchedulerConfig, results: Sequence[ProbeResult], found: Measurement) -> SchedulerConfig:
-    """The embedded engine cuts prompts so that no step lasts much over half a second; that depends on its speed."""
-    if found.endpoint.kind != "embedded":
+    """An engine that bounds its steps in seconds cuts prompts accordingly; that depends on its speed."""
+    longest_s = found.endpoint.scheduler.get("max_step_s")
+    if not isinstance(longest_s, (int, float)) or longest_s <= 0:
         return config
     alone = [r for r in results if r.stage == "alone" and r.prompt_tokens >= 64]
     if not alone:
         return config
     per_token = float(np.median([r.ttft_s / r.prompt_tokens for r in alone]))
     rows = config.prefill_rows
-    most = max(rows, int(0.5 / per_token) // rows * rows)
+    most = max(rows, int(longest_s / per_token) // rows * rows)
     return replace(config, token_budget=min(config.token_budget, most))
 
 
@@ -139,8 +142,15 @@ def _residuals(judged: Sequence[Replayed], metric: str) -> Quantiles:
     )
 
 
-def _verdicts(found: Measurement, result: RequestFit) -> list[str]:
+def _verdicts(found: Measurement, result: RequestFit, residuals: Mapping[str, Quantiles]) -> list[str]:
     warnings = []
+    off = residuals["e2e_s"]
+    if off.count and off.median > POOR:
+        warnings.append(
+            f"the {off.count} requests that were held out took {1 + off.p50:.2f} times their forecast in the median "
+            f"(error {off.median:.0%}): something else used the machine, or the engine's speed changed meanwhile; "
+            "calibrate again when it is quiet"
+        )
     if not result.fit.identifiable:
         warnings.append(f"the probes cannot tell apart: {', '.join(result.fit.unidentified)}")
     if found.missing:
@@ -152,16 +162,6 @@ def _verdicts(found: Measurement, result: RequestFit) -> list[str]:
     if found.failures:
         warnings.append(f"{len(found.failures)} probes failed and were left out, the first: {found.failures[0]}")
     return warnings
-
-
-def _scheduling(config: SchedulerConfig) -> dict[str, object]:
-    return {
-        "mixing": config.mixing,
-        "admission": config.admission,
-        "prefill_rows": config.prefill_rows,
-        "busy_prefill_tokens": config.busy_prefill_tokens,
-        "idle_prefill_tokens": config.token_budget,
-    }
 
 
 def _ranges(results: Sequence[ProbeResult]) -> dict[str, tuple[float, float]]:

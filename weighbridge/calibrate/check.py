@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from weighbridge.calibrate.bands import request_bands
-from weighbridge.calibrate.endpoint import Endpoint, Kind, read_endpoint, read_load
+from weighbridge.calibrate.endpoint import Endpoint, Kind, busy, read_endpoint, read_load
 from weighbridge.calibrate.engines import config_of
 from weighbridge.calibrate.fitting import METRICS, MetricError, compare
 from weighbridge.calibrate.probe import Probe, Prober, ProbeResult
@@ -204,7 +204,7 @@ class Checker:
 
     async def _send(self, probes: Sequence[Probe]) -> tuple[list[ProbeResult], list[UpstreamError]]:
         load, _ = await read_load(self._client, self._endpoint)
-        if load.busy:
+        if busy(load):
             raise UpstreamError(f"{self._endpoint.url}: the engine serves others; check a profile when it is idle")
         ended = 0
 

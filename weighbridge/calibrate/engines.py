@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from weighbridge.calibrate.endpoint import KINDS, Kind
+from weighbridge.core.errors import InputError
 from weighbridge.core.instance import Limits
 from weighbridge.cost.profile import Profile
 from weighbridge.scheduling.scheduler import SchedulerConfig
@@ -18,8 +21,25 @@ def kind_of(name: str) -> Kind:
     return next((kind for kind in KINDS if kind == name), "openai")
 
 
-def scheduling_of(kind: Kind, limits: Limits) -> SchedulerConfig:
-    """With vLLM's usual values for limits that the engine did not tell."""
+TOLD = ("mixing", "admission", "preemption", "prefill_rows", "busy_prefill_tokens", "token_budget")
+"""What an engine may tell of its scheduler, and a profile keeps of it."""
+
+
+def scheduling_of(kind: Kind, limits: Limits, told: Mapping[str, Any] | None = None) -> SchedulerConfig:
+    """With vLLM's usual values for limits that the engine did not tell; what it `told` wins over its kind's habit.
+
+    Raises:
+        InputError: it told something that no scheduler here can do.
+    """
+    config = _habit(kind, limits)
+    known = {name: value for name in TOLD if (value := (told or {}).get(name)) is not None}
+    try:
+        return replace(config, **known)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the engine's scheduler is told as {known}, which cannot be replayed: {error}") from None
+
+
+def _habit(kind: Kind, limits: Limits) -> SchedulerConfig:
     common = SchedulerConfig(
         token_budget=limits.token_budget or 2048,
         max_sequences=limits.max_sequences or 256,
@@ -27,7 +47,7 @@ def scheduling_of(kind: Kind, limits: Limits) -> SchedulerConfig:
         blocks=limits.kv_blocks or AMPLE_BLOCKS,
     )
     if kind == "embedded":
-        return replace(common, mixing="split", prefill_rows=64, busy_prefill_tokens=128, preemption="swap")
+        return replace(common, mixing="split", prefill_rows=64, busy_prefill_tokens=64, preemption="swap")
     if kind in ("sglang", "tgi"):
         return replace(common, mixing="prefill_first")
     if kind == "llamacpp":
@@ -38,6 +58,9 @@ def scheduling_of(kind: Kind, limits: Limits) -> SchedulerConfig:
 
 def config_of(profile: Profile) -> SchedulerConfig:
     """The scheduler that a profile was fitted with."""
-    config = scheduling_of(kind_of(profile.provenance.engine), profile.limits)
-    kept = profile.scheduling.get("idle_prefill_tokens")
-    return replace(config, token_budget=kept) if isinstance(kept, int) else config
+    return scheduling_of(kind_of(profile.provenance.engine), profile.limits, profile.scheduling)
+
+
+def kept_of(config: SchedulerConfig) -> dict[str, object]:
+    """What a profile keeps of a scheduler, so that `config_of` finds it again."""
+    return {name: value for name in TOLD if (value := getattr(config, name)) is not None}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from weighbridge.calibrate.engines import kind_of, scheduling_of
+from weighbridge.calibrate.engines import kept_of, kind_of, scheduling_of
 from weighbridge.calibrate.fitting import METRICS, MetricError, RequestFit, compare, fit_requests, pairs
 from weighbridge.calibrate.fitting import residual_quantiles as quantiles
 from weighbridge.calibrate.replay import RecordedRequest
@@ -112,7 +112,7 @@ def _profile(
         identifiable=report.identifiable,
         unidentified=report.unidentified,
         limits=limits,
-        scheduling={"mixing": config.mixing, "admission": config.admission},
+        scheduling=kept_of(config),
         residuals=residuals,
         ranges={
             "prompt_tokens": (float(min(prompts)), float(max(prompts))),

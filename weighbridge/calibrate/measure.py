@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from weighbridge.calibrate.endpoint import Endpoint, Load, read_load
+from weighbridge.calibrate.endpoint import Endpoint, busy, read_load
 from weighbridge.calibrate.probe import Probe, Prober, ProbeResult
 from weighbridge.calibrate.stages import HELD_OUT, Shape, Speed, Stage, random_stage, repeat_stages, round_of
 from weighbridge.core.errors import UpstreamError
+from weighbridge.core.instance import LoadReport
 from weighbridge.http.client import HttpClient
 
 HELD_OUT_SHARE = 0.35
@@ -172,7 +173,7 @@ class Measurer:
 
     async def _refuse_busy(self) -> None:
         load, _ = await read_load(self._client, self._endpoint)
-        if load.busy and not self.found.under_load:
+        if busy(load) and not self.found.under_load:
             raise UpstreamError(
                 f"{self._endpoint.url}: the engine has {load.running or 0} running and {load.waiting or 0} waiting "
                 "requests of others; calibrate when it is idle, or say --under-load and get a profile of it under load"
@@ -191,7 +192,7 @@ class Measurer:
             self._note(load)
             await asyncio.sleep(0.1)
 
-    def _note(self, load: Load) -> None:
+    def _note(self, load: LoadReport) -> None:
         if load.running is not None and load.running >= self.found.most_running:
             self.found.most_running = load.running
             self.found.queued_while_free = bool(load.waiting) and (load.kv_usage or 0.0) < 0.9

@@ -37,6 +37,19 @@ class EngineOptions:
     admission: Literal["optimistic", "reserve"] = "optimistic"
 
 
+def describe_scheduler(options: EngineOptions) -> dict[str, str | int | float]:
+    """How steps are filled, as `/v1/models` tells it: what a replay of this engine's schedule needs to know."""
+    return {
+        "mixing": "split",
+        "token_budget": options.idle_prefill_tokens,
+        "busy_prefill_tokens": options.busy_prefill_tokens,
+        "prefill_rows": options.prefill_rows,
+        "max_step_s": options.max_step_s,
+        "admission": options.admission,
+        "preemption": options.preemption,
+    }
+
+
 def scheduler_config(options: EngineOptions, slot_tokens: int) -> SchedulerConfig:
     """One block budget for all slots, each of `slot_tokens` cells."""
     return SchedulerConfig(

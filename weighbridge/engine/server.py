@@ -19,7 +19,7 @@ from weighbridge.engine.generation import Output, Sink
 from weighbridge.engine.kv_service import KvService, TransferSettings
 from weighbridge.engine.metrics import EngineCollector, metrics_page
 from weighbridge.engine.model import LlamaModel
-from weighbridge.engine.options import EngineOptions
+from weighbridge.engine.options import EngineOptions, describe_scheduler
 from weighbridge.engine.requests import Call, RequestReader
 from weighbridge.engine.transfer import KV_PATH
 from weighbridge.http import HttpServer, Request, Responder, Routes, ServerLimits
@@ -155,6 +155,7 @@ class EngineServer:
             "max_num_seqs": self.engine.options.runner.slots,
             "description": self.engine.model.describe(),
             "device": self.device,
+            "scheduler": describe_scheduler(self.engine.options),
         }
         responder.send_json(200, {"object": "list", "data": [entry]})
 

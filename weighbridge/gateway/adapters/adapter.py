@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -26,11 +26,17 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What holds for an engine's whole life: the models it answers to and its limits."""
+    """What holds for an engine's whole life: the models it answers to and its limits.
+
+    `device` is where it says that it runs; `scheduler` how it fills its steps, by the names of `SchedulerConfig`.
+    """
 
     models: tuple[str, ...] = ()
     limits: Limits = NO_LIMITS
     version: str = ""
+    device: str = ""
+    quantisation: str = ""
+    scheduler: Mapping[str, Any] = field(default_factory=dict)
 
 
 def no_report(replies: Replies) -> Report | None:

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
+
 from weighbridge.gateway.adapters import vllm
-from weighbridge.gateway.adapters.adapter import Adapter
+from weighbridge.gateway.adapters.adapter import Adapter, Facts, Replies, model_entries
+
+
+def facts(replies: Replies) -> Facts:
+    """vLLM's, and what only this engine tells: its slots, device and how it fills its steps."""
+    known = vllm.facts(replies)
+    entry: dict[str, Any] = next(iter(model_entries(replies)), {})
+    told = entry.get("scheduler")
+    scheduler: dict[str, Any] = told if isinstance(told, dict) else {}
+    slots, budget = entry.get("max_num_seqs"), scheduler.get("token_budget")
+    limits = msgspec.structs.replace(
+        known.limits,
+        max_sequences=slots if isinstance(slots, int) and slots > 0 else None,
+        token_budget=budget if isinstance(budget, int) and budget > 0 else None,
+    )
+    described = str(entry.get("description") or "").split()
+    return replace(
+        known,
+        limits=limits,
+        device=str(entry.get("device") or ""),
+        quantisation=described[-1] if described else "",
+        scheduler=scheduler,
+    )
 
 
 def lease_path(params: Any) -> str | None:
@@ -20,7 +45,7 @@ ADAPTER = Adapter(
     report_paths=("/metrics",),
     report=vllm.report,
     facts_paths=("/v1/models", "/metrics", "/version"),
-    facts=vllm.facts,
+    facts=facts,
     priority=True,
     cache_salt=True,
     kv_transfer=True,

@@ -22,6 +22,8 @@ from weighbridge.gateway.adapters.adapter import (
 
 PROCESSING = "llamacpp:requests_processing"
 DEFERRED = "llamacpp:requests_deferred"
+BATCH_ROWS = 2048
+"""Its default `--batch-size`, which it does not tell."""
 
 
 def report(replies: Replies) -> Report | None:
@@ -73,7 +75,11 @@ def facts(replies: Replies) -> Facts:
     slots = slots if isinstance(slots, int) and slots > 0 else None
     context = context if isinstance(context, int) and context > 0 else None
     blocks = slots * context // 16 if slots and context else None
-    return Facts(tuple(names), Limits(max_sequences=slots, max_context=context, kv_blocks=blocks))
+    limits = Limits(token_budget=BATCH_ROWS, max_sequences=slots, max_context=context, kv_blocks=blocks)
+    version = str(props.get("build_info") or "") if isinstance(props, dict) else ""
+    metas = [meta for e in entries if isinstance(meta := e.get("meta"), dict)]
+    quantisation = next((str(meta["ftype"]) for meta in metas if meta.get("ftype")), "")
+    return Facts(tuple(names), limits, version, quantisation=quantisation)
 
 
 ADAPTER = Adapter(

@@ -55,14 +55,17 @@ def facts(replies: Replies) -> Facts:
     tokens = info.get("max_total_num_tokens")
     context = info.get("context_length") or known.limits.max_context
     sequences = info.get("max_running_requests")
+    budget = info.get("chunked_prefill_size")
     limits = Limits(
+        token_budget=budget if isinstance(budget, int) and budget > 0 else None,
         block_size=page,
         kv_blocks=tokens // page if isinstance(tokens, int) else None,
         max_context=context if isinstance(context, int) else None,
         max_sequences=sequences if isinstance(sequences, int) and sequences > 0 else None,
         prefix_caching=not info.get("disable_radix_cache"),
     )
-    return Facts(known.models, limits, str(info.get("version") or ""))
+    quantisation = str(info.get("quantization") or "")
+    return Facts(known.models, limits, str(info.get("version") or ""), quantisation=quantisation)
 
 
 ADAPTER = Adapter(

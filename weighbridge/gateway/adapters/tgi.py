@@ -30,12 +30,19 @@ def facts(replies: Replies) -> Facts:
     tokens = info.get("max_batch_total_tokens")
     context = info.get("max_total_tokens")
     sequences = info.get("max_concurrent_requests")
+    budget = info.get("max_batch_prefill_tokens")
     limits = Limits(
+        token_budget=budget if isinstance(budget, int) and budget > 0 else None,
         kv_blocks=tokens // 16 if isinstance(tokens, int) else None,
         max_context=context if isinstance(context, int) else None,
         max_sequences=sequences if isinstance(sequences, int) else None,
     )
-    return Facts((model,) if isinstance(model, str) else (), limits, str(info.get("version") or ""))
+    return Facts(
+        (model,) if isinstance(model, str) else (),
+        limits,
+        str(info.get("version") or ""),
+        device=str(info.get("model_device_type") or ""),
+    )
 
 
 ADAPTER = Adapter(

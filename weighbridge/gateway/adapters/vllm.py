@@ -38,14 +38,20 @@ def report(replies: Replies) -> Report | None:
 def facts(replies: Replies) -> Facts:
     """Models, context and KV capacity."""
     known = listed_models(replies)
-    block_size, kv_blocks = 16, None
+    block_size, kv_blocks, prefix_caching = 16, None, True
     metrics = replies.get("/metrics")
     if metrics is not None and metrics.status == 200:
         for labels, _ in samples(metrics.body, (CONFIG,)).get(CONFIG, []):
             block_size = _integer(labels.get("block_size")) or block_size
             kv_blocks = (kv_blocks or 0) + (_integer(labels.get("num_gpu_blocks")) or 0) or None
+            prefix_caching = labels.get("enable_prefix_caching", "True") == "True"
     version = json_of(replies.get("/version"))
-    limits = Limits(block_size=block_size, kv_blocks=kv_blocks, max_context=known.limits.max_context)
+    limits = Limits(
+        block_size=block_size,
+        kv_blocks=kv_blocks,
+        max_context=known.limits.max_context,
+        prefix_caching=prefix_caching,
+    )
     return Facts(known.models, limits, str(version.get("version", "")) if isinstance(version, dict) else "")
 
 
