@@ -62,6 +62,7 @@ def test_output_budgets(name: str) -> None:
     assert chat(**{name: 1}).max_tokens == 1
     assert chat(**{name: 2}).max_tokens == 2
     assert chat(**{name: None}).max_tokens == LIMITS.default_max_tokens
+    assert chat(**{name: 7.0}).max_tokens == 7
     assert chat(**{name: LIMITS.max_tokens}).max_tokens == LIMITS.max_tokens
     for bad in (-1, 0, 1.5, "5", True, [1], LIMITS.max_tokens + 1, 2**63, 10**30):
         with pytest.raises(RequestError) as caught:

@@ -15,6 +15,7 @@ from weighbridge.core.instance import LoadReport
 from weighbridge.cost.online import OnlineCost
 from weighbridge.gateway.auth import bearer
 from weighbridge.gateway.kv.metrics import kv_metrics
+from weighbridge.gateway.openapi import admin_document
 from weighbridge.gateway.settings import InstanceSettings
 from weighbridge.gateway.stats import gauge
 from weighbridge.http import Request, Responder, Routes
@@ -53,6 +54,7 @@ class Admin:
         self.routes.post("/instances", self._add)
         self.routes.post("/instances/remove", self._remove)
         self.routes.post("/reload", self._reload)
+        self.routes.get("/openapi.json", self._document)
 
     def __call__(self, request: Request, responder: Responder) -> Any:
         """Checks, then answers."""
@@ -96,22 +98,20 @@ class Admin:
         responder.send_json(200, self.fleet())
 
     def _decisions(self, request: Request, responder: Responder) -> None:
-        text = request.param("last") or "100"
-        if not text.isdigit() or not 1 <= int(text) <= MAX_DECISIONS:
-            responder.send_error(400, f"`last` must be a number from 1 to {MAX_DECISIONS}.", param="last")
+        last = _last(request, responder)
+        if not last:
             return
-        records = list(self._gateway.driver.decisions)[-int(text) :]
+        records = list(self._gateway.driver.decisions)[-last:]
         rows = [{**msgspec.structs.asdict(r.decision), "outcome": r.outcome} for r in reversed(records)]
         responder.send_json(200, {"decisions": rows})
 
     def _selections(self, request: Request, responder: Responder) -> None:
         """Which model answered `model: auto`, and why; the newest first."""
-        text = request.param("last") or "100"
-        if not text.isdigit() or not 1 <= int(text) <= MAX_DECISIONS:
-            responder.send_error(400, f"`last` must be a number from 1 to {MAX_DECISIONS}.", param="last")
+        last = _last(request, responder)
+        if not last:
             return
         choice = self._gateway.surface.choice
-        records = [] if choice is None else list(choice.records.values())[-int(text) :]
+        records = [] if choice is None else list(choice.records.values())[-last:]
         rows = [{"request_id": r.request_id, "at_s": r.at_s, "decision": r.decision} for r in reversed(records)]
         responder.send_json(200, {"selections": rows})
 
@@ -144,6 +144,9 @@ class Admin:
             responder.send_json(200, {"changes": await self._gateway.on_reload()})
         except WeighbridgeError as error:
             responder.send_error(400, f"Not reloaded, the old settings stay: {error}")
+
+    def _document(self, request: Request, responder: Responder) -> None:
+        responder.send_json(200, admin_document(token=self._token is not None))
 
     def _drain(self, request: Request, responder: Responder) -> None:
         self._switch(request, responder, draining=True)
@@ -241,6 +244,18 @@ class Admin:
         if gateway.surface.access is not None:
             dropped = [((), float(gateway.surface.access.writer.dropped))]
             yield gauge("weighbridge_access_log_dropped", "Log lines dropped because the disk is slow.", (), dropped)
+
+
+def _last(request: Request, responder: Responder) -> int:
+    """How many rows were asked for; 0 where that is wrong and has been answered."""
+    text = request.param("last")
+    if text is None:
+        return 100
+    once = sum(part.partition("=")[0] == "last" for part in request.query.split("&")) == 1
+    if once and len(text) < 9 and text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_DECISIONS:
+        return int(text)
+    responder.send_error(400, f"`last` must be a number from 1 to {MAX_DECISIONS}.", param="last")
+    return 0
 
 
 def _cost(cost: OnlineCost | None) -> dict[str, Any] | None:

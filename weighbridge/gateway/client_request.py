@@ -21,11 +21,11 @@ class _Body(msgspec.Struct):
     input: msgspec.Raw | UnsetType = UNSET
     stream: bool | UnsetType | None = UNSET
     stream_options: dict[str, Any] | UnsetType | None = UNSET
-    max_tokens: int | UnsetType | None = UNSET
-    max_completion_tokens: int | UnsetType | None = UNSET
-    max_output_tokens: int | UnsetType | None = UNSET
-    n: int | UnsetType | None = UNSET
-    best_of: int | UnsetType | None = UNSET
+    max_tokens: int | float | UnsetType | None = UNSET
+    max_completion_tokens: int | float | UnsetType | None = UNSET
+    max_output_tokens: int | float | UnsetType | None = UNSET
+    n: int | float | UnsetType | None = UNSET
+    best_of: int | float | UnsetType | None = UNSET
     stop: str | list[str] | UnsetType | None = UNSET
     service_tier: str | UnsetType | None = UNSET
     tools: msgspec.Raw | UnsetType = UNSET
@@ -91,7 +91,7 @@ class ClientRequest:
         self.has_usage_option = options is not UNSET
         self.wants_usage = bool(options and options.get("include_usage"))
         self.service_tier = parsed.service_tier or None
-        self.n = parsed.n or 1
+        self.n = _whole("n", parsed.n) if parsed.n else 1
         self.max_tokens = _max_tokens(parsed, limits)
         self.uses_completion_limit = parsed.max_completion_tokens is not UNSET
         self.private = tuple(name for name in PRIVATE_KEYS if getattr(parsed, name) is not UNSET)
@@ -181,6 +181,15 @@ def _parse(body: bytes) -> _Body:
     return parsed
 
 
+def _whole(name: str, value: float) -> int:
+    """JSON does not tell 5.0 from 5."""
+    if type(value) is int:
+        return value
+    if not float(value).is_integer():
+        raise RequestError(f"`{name}` must be a whole number.", param=name, code="invalid_type")
+    return int(value)
+
+
 def _max_tokens(parsed: _Body, limits: RequestLimits) -> int:
     """The output budget; the newer name wins where both are given."""
     budget = None
@@ -188,6 +197,7 @@ def _max_tokens(parsed: _Body, limits: RequestLimits) -> int:
         value = getattr(parsed, name)
         if value is None or value is UNSET:
             continue
+        value = _whole(name, value)
         if value < 1:
             raise RequestError(f"`{name}` must be at least 1.", param=name, code="integer_below_min_value")
         if value > limits.max_tokens:
@@ -200,7 +210,7 @@ def _max_tokens(parsed: _Body, limits: RequestLimits) -> int:
 def _check_caps(parsed: _Body, limits: RequestLimits) -> None:
     for name in ("n", "best_of"):
         value = getattr(parsed, name)
-        if value is not None and value is not UNSET and not 1 <= value <= limits.max_n:
+        if value is not None and value is not UNSET and not 1 <= _whole(name, value) <= limits.max_n:
             raise RequestError(f"`{name}` must be between 1 and {limits.max_n}.", param=name)
     if isinstance(parsed.stop, list) and len(parsed.stop) > limits.max_stop:
         raise RequestError(f"At most {limits.max_stop} stop strings.", param="stop", code="array_above_max_length")

@@ -25,6 +25,7 @@ from weighbridge.gateway.forecasts import Forecasts
 from weighbridge.gateway.health import Health
 from weighbridge.gateway.loop_guard import LoopGuard
 from weighbridge.gateway.model_choice import ModelChoice
+from weighbridge.gateway.openapi import client_document
 from weighbridge.gateway.quota import Quotas, Salts
 from weighbridge.gateway.refusal import send_reject, send_request_error
 from weighbridge.gateway.reply import Usage
@@ -88,6 +89,7 @@ class Surface:
             self.routes.post("/v1/feedback", self.feedback)
         self.routes.get("/v1/models", self.models)
         self.routes.get("/v1/models/*", self.model)
+        self.routes.get("/openapi.json", self._document)
         self.routes.get("/healthz", self._alive)
         self.routes.get("/health", self._alive)
 
@@ -364,6 +366,14 @@ class Surface:
                 if context is not None:
                     row["max_model_len"] = context if not isinstance(known, int) else min(known, context)
         return rows
+
+    def _document(self, request: Request, responder: Responder) -> None:
+        """What this listener takes and answers, as an OpenAPI document."""
+        known = {name for endpoint in self.driver.endpoints.values() for name in endpoint.adapter.endpoints}
+        offered = [(path, name) for path, name in ENDPOINTS.items() if name in known]
+        limits, keys = self.settings.limits, bool(self.settings.keys)
+        document = client_document(offered, limits, keys=keys, feedback=self.choice is not None)
+        responder.send_json(200, document)
 
     def _alive(self, request: Request, responder: Responder) -> None:
         responder.send(200, b"ok", content_type="text/plain")
