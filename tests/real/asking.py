@@ -1,0 +1,63 @@
+"""Asking a gateway, or an engine beside it, and reading the text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from tests.real.launch import MODEL, Server
+from tests.support.gateway import Front, text_of
+from weighbridge.http import HttpClient
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+HOUSE = "You answer briefly. These are the rules of the house, and they are many and long: be kind, be short. " * 4
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"model": MODEL, "messages": FRANCE, "temperature": 0, "max_tokens": 12, **fields}).encode()
+
+
+async def via(f: Front, **fields: Any) -> Any:
+    """A reply through the gateway, which must be a success."""
+    headers = fields.pop("headers", {})
+    path = fields.pop("path", "/v1/chat/completions")
+    reply = await f.post(body(**fields), path, **headers)
+    assert reply.status == 200, reply.body
+    return reply
+
+
+async def direct(server: Server, path: str = "/v1/chat/completions", **fields: Any) -> Any:
+    """A reply of the engine itself."""
+    client = HttpClient()
+    try:
+        return await client.request("POST", server.url + path, body=body(**fields), timeout_s=60.0)
+    finally:
+        await client.close()
+
+
+async def get(server: Server, path: str) -> Any:
+    client = HttpClient()
+    try:
+        return await client.request("GET", server.url + path, timeout_s=10.0)
+    finally:
+        await client.close()
+
+
+def text(reply: Any) -> str:
+    """The generated text, streamed or whole, chat or completion."""
+    if reply.body.startswith(b"data:"):
+        return text_of(reply.body)
+    (choice,) = reply.json()["choices"]
+    return str(choice["message"]["content"] if "message" in choice else choice["text"])
+
+
+def chosen(f: Front) -> str:
+    """The instance of the last decision."""
+    return f.gateway.driver.decisions[-1].decision.chosen
+
+
+async def gone(task: asyncio.Task[Any]) -> None:
+    """A client that leaves."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
