@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ import pytest
 from tests.support.gateway import Front, answer, chat, front, instance, text_of
 from tests.support.loop import run, until
 from tests.support.upstream import Call, FakeUpstream, Script
+from weighbridge.core.errors import ConfigError
+from weighbridge.gateway import Gateway, GatewaySettings, InstanceSettings
+from weighbridge.http import ClientLimits
 from weighbridge.routing.router import RouterSettings
 
 PARAMS = (
@@ -233,5 +237,355 @@ def test_clients_cannot_name_addresses_to_the_engines() -> None:
                 reply = await f.post(chat(**{name: {"remote_host": "10.0.0.1"}}))
                 assert (reply.status, reply.json()["error"]["param"]) == (400, name)
             assert p.calls == d.calls == []
+
+    run(main())
+
+
+EARLY = RouterSettings(policy="least_requests", binding="early")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_two_step_pair_chosen_together_is_still_run_one_after_the_other(stream: bool) -> None:
+    async def main() -> None:
+        async with pair(prefill, answer, router=EARLY) as (f, p, d):
+            reply = await f.post(chat(stream=stream))
+            assert reply.status == 200
+            assert json.loads(p.calls[0].body)["kv_transfer_params"]["do_remote_decode"] is True
+            assert b'"kv_transfer_params":' + PARAMS in d.calls[0].body
+            f.assert_idle()
+
+    run(main())
+
+
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+@pytest.mark.parametrize("how", ["status", "reset"])
+def test_a_two_step_pair_chosen_together_starts_again_when_a_leg_fails(leg: str, how: str) -> None:
+    async def broken(call: Call) -> None:
+        if how == "status":
+            await call.reply(500, b"{}")
+        else:
+            call.reset()
+
+    async def main() -> None:
+        scripts = (broken, answer) if leg == "prefill" else (prefill, broken)
+        async with pair(*scripts, router=EARLY) as (f, p, d):
+            assert (await f.post(chat())).status == 502
+            assert len(p.calls) == 3
+            assert len(d.calls) == (0 if leg == "prefill" else 3)
+            f.assert_idle()
+
+    run(main())
+
+
+class Mooncake:
+    """A prefill and a decode engine that meet by transfer id, as vLLM's Mooncake connector has them do."""
+
+    def __init__(self, ranks: int = 1) -> None:
+        self.engine_ids = {str(n): {"engine_id": f"engine-{n}", "worker_addr": {}} for n in range(ranks)}
+        self.ready: dict[str, asyncio.Event] = {}
+        self.bootstrap = FakeUpstream(self._bootstrap, health=0)
+
+    async def _bootstrap(self, call: Call) -> None:
+        assert call.request_line.startswith("GET /query ")
+        await call.reply(200, json.dumps(self.engine_ids).encode())
+
+    def _event(self, call: Call) -> asyncio.Event:
+        params = json.loads(call.body)["kv_transfer_params"]
+        return self.ready.setdefault(params["transfer_id"], asyncio.Event())
+
+    async def prefill(self, call: Call) -> None:
+        self._event(call).set()
+        await call.reply(200, b'{"choices":[],"kv_transfer_params":null}')
+
+    async def decode(self, call: Call) -> None:
+        waiting = asyncio.create_task(self._event(call).wait())
+        closed = asyncio.create_task(call.wait_closed(20.0))
+        await asyncio.wait((waiting, closed), return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            closed.cancel()
+            await asyncio.gather(closed, return_exceptions=True)
+            await answer(call)
+        else:
+            waiting.cancel()
+
+
+@asynccontextmanager
+async def mooncake(
+    fake: Mooncake, prefill_script: Script | None = None, decode_script: Script | None = None, **fields: Any
+) -> AsyncIterator[tuple[Front, FakeUpstream, FakeUpstream]]:
+    async with (
+        fake.bootstrap,
+        FakeUpstream(prefill_script or fake.prefill) as p,
+        FakeUpstream(decode_script or fake.decode) as d,
+    ):
+        kind = {"kind": "vllm", "transfer": "mooncake"}
+        instances = (
+            instance(p, "p0", role="prefill", bootstrap_port=fake.bootstrap.port, **kind),
+            instance(d, "d0", role="decode", **kind),
+        )
+        settings = {"router": RouterSettings(policy="least_requests"), **fields}
+        async with front(instances=instances, **settings) as f:
+            yield f, p, d
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_mooncake_legs_start_at_once_and_meet_by_transfer_id(stream: bool) -> None:
+    async def main() -> None:
+        fake = Mooncake(ranks=2)
+        async with mooncake(fake) as (f, p, d):
+            body = chat(stream=stream, min_tokens=5)
+            reply = await f.post(body)
+            assert reply.status == 200
+            first, second = json.loads(p.calls[0].body), json.loads(d.calls[0].body)
+            given, taken = first["kv_transfer_params"], second["kv_transfer_params"]
+            assert (given["do_remote_decode"], given["do_remote_prefill"]) == (True, False)
+            assert (taken["do_remote_decode"], taken["do_remote_prefill"]) == (False, True)
+            assert given["transfer_id"] == taken["transfer_id"]
+            assert (first["stream"], first["max_tokens"], "min_tokens" in first) == (False, 1, False)
+            rank = p.calls[0].headers["x-data-parallel-rank"]
+            assert taken["remote_engine_id"] == f"engine-{rank}"
+            assert taken["remote_bootstrap_addr"] == f"http://127.0.0.1:{fake.bootstrap.port}"
+            assert "x-data-parallel-rank" not in d.calls[0].headers
+            del second["kv_transfer_params"]
+            assert second.pop("stream_options", None) == ({"include_usage": True} if stream else None)
+            assert json.dumps(second) == json.dumps(json.loads(body)), "nothing else is changed for the decode leg"
+            await f.post(body)
+            assert json.loads(p.calls[1].body)["kv_transfer_params"]["transfer_id"] != given["transfer_id"]
+            f.assert_idle()
+
+    run(main())
+
+
+@pytest.mark.parametrize("protocol", ["bootstrap", "mooncake"])
+@pytest.mark.parametrize("how", ["status", "reset", "silent"])
+def test_a_prefill_leg_that_fails_or_hangs_frees_the_decode_leg_at_once(protocol: str, how: str) -> None:
+    async def broken(call: Call) -> None:
+        if how == "status":
+            await call.reply(500, b"{}")
+        elif how == "reset":
+            call.reset()
+        else:
+            await call.wait_closed(20.0)
+
+    async def waits(call: Call) -> None:
+        await call.wait_closed(20.0)
+
+    async def main() -> None:
+        quick = {"client": ClientLimits(head_s=0.2)} if how == "silent" else {}
+        pairs = (
+            mooncake(Mooncake(), broken, waits, **quick)
+            if protocol == "mooncake"
+            else pair(broken, waits, kind="sglang", **quick)
+        )
+        async with pairs as (f, p, d):
+            reply = await f.post(chat())
+            assert reply.status == 502
+            assert len(p.calls) == 3, "each try runs both legs anew"
+            await until(lambda: all(c.peer_closed_s is not None for c in d.calls), 1.0)
+            rooms = {json.dumps(json.loads(c.body).get("bootstrap_room", c.body.decode())) for c in d.calls}
+            assert len(rooms) == len(d.calls) > 0 or how != "silent"
+            f.assert_idle()
+
+    run(main())
+
+
+@pytest.mark.parametrize("protocol", ["bootstrap", "mooncake"])
+@pytest.mark.parametrize("how", ["status", "reset", "client"])
+def test_a_decode_leg_that_fails_frees_the_prefill_leg_at_once(protocol: str, how: str) -> None:
+    async def main() -> None:
+        reached = asyncio.Event()
+
+        async def broken(call: Call) -> None:
+            reached.set()
+            if how == "status":
+                await call.reply(500, b"{}")
+            elif how == "reset":
+                call.reset()
+            else:
+                await call.wait_closed(20.0)
+
+        async def computes(call: Call) -> None:
+            await call.wait_closed(20.0)
+
+        pairs = (
+            mooncake(Mooncake(), computes, broken) if protocol == "mooncake" else pair(computes, broken, kind="sglang")
+        )
+        async with pairs as (f, p, d):
+            task = asyncio.create_task(f.post(chat()))
+            await reached.wait()
+            if how == "client":
+                await until(lambda: len(p.calls) == 1)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            else:
+                assert (await task).status == 502
+            await until(lambda: all(c.peer_closed_s is not None for c in p.calls), 1.0)
+            await until(lambda: not f.gateway.driver.flights)
+            tries = 1 if how == "client" else 3
+            # a prefill leg given up before its engine read it is no call there
+            assert (len(d.calls), len(p.calls) <= tries) == (tries, True)
+            f.assert_idle()
+
+    run(main())
+
+
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+def test_a_request_that_either_leg_of_a_pair_refuses_is_the_clients_fault(leg: str) -> None:
+    async def refuse(call: Call) -> None:
+        await call.reply(400, b'{"error":{"message":"too long"}}')
+
+    async def waits(call: Call) -> None:
+        await call.wait_closed(20.0)
+
+    async def main() -> None:
+        scripts = (refuse, waits) if leg == "prefill" else (waits, refuse)
+        async with pair(*scripts, kind="sglang") as (f, p, d):
+            reply = await f.post(chat())
+            assert (reply.status, reply.json()["error"]["message"]) == (400, "too long")
+            other = d if leg == "prefill" else p
+            await until(lambda: all(c.peer_closed_s is not None for c in other.calls), 1.0)
+            assert len(p.calls) == 1
+            f.assert_idle()
+
+    run(main())
+
+
+def test_a_mooncake_engine_whose_bootstrap_server_is_silent_fails_in_words() -> None:
+    async def main() -> None:
+        fake = Mooncake(ranks=0)
+        async with mooncake(fake) as (f, p, d):
+            reply = await f.post(chat())
+            assert reply.status == 502
+            outcome = f.gateway.driver.decisions[-1].outcome
+            assert outcome is not None
+            assert "bootstrap_unknown" in outcome.outcome or "attempts_exhausted" in outcome.outcome
+            assert p.calls == d.calls == []
+            f.assert_idle()
+
+    run(main())
+
+
+def test_a_batch_of_prompts_gets_a_room_each() -> None:
+    async def main() -> None:
+        async def first(call: Call) -> None:
+            await call.reply(200, b"{}")
+
+        async def second(call: Call) -> None:
+            await call.reply(200, b'{"choices":[]}')
+
+        async with pair(first, second, kind="sglang") as (f, p, d):
+            body = {"model": "m", "prompt": ["a", "b", "c"], "max_tokens": 3}
+            assert (await f.post(json.dumps(body).encode(), "/v1/completions")).status == 200
+            for call in (p.calls[0], d.calls[0]):
+                sent = json.loads(call.body)
+                assert len(set(sent["bootstrap_room"])) == 3
+                assert sent["bootstrap_host"] == ["127.0.0.1"] * 3
+                assert sent["bootstrap_port"] == [8998] * 3
+            one = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 3}
+            await f.post(json.dumps(one).encode(), "/v1/completions")
+            assert isinstance(json.loads(d.calls[1].body)["bootstrap_room"], int), "token ids are one prompt"
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("instances", "router", "words"),
+    [
+        ([("a", "tgi", "prefill", None)], {}, "must be `mixed`"),
+        ([("a", "sglang", "prefill", "two_step")], {}, "does not speak `two_step`"),
+        ([("a", "vllm", "prefill", "mooncake"), ("b", "vllm", "decode", None)], {}, "must understand each other"),
+        ([("a", "vllm", "prefill", None), ("b", "embedded", "decode", None)], {}, "must understand each other"),
+        ([("a", "sglang", "prefill", None), ("b", "sglang", "decode", None)], {"binding": "late"}, "start at once"),
+    ],
+)
+def test_pairs_that_cannot_work_are_refused_before_anything_starts(
+    instances: list[tuple[str, str, Any, Any]], router: dict[str, Any], words: str
+) -> None:
+    rows = tuple(
+        InstanceSettings(name=name, url="http://127.0.0.1:9", kind=kind, role=role, transfer=transfer)
+        for name, kind, role, transfer in instances
+    )
+    with pytest.raises(ConfigError, match=words):
+        Gateway(GatewaySettings(instances=rows, router=RouterSettings(**router)), {})
+
+
+def recorded(name: str) -> Any:
+    path = Path(__file__).resolve().parents[1] / "data" / "engines" / "vllm" / "pd_nixl" / f"{name}.json"
+    return json.loads(path.read_text())
+
+
+def test_the_recorded_exchange_of_two_vllm_processes() -> None:
+    """What the engines were sent and said, byte for byte where it matters."""
+    first, second = recorded("prefill_leg0"), recorded("decode_leg0")
+
+    async def prefill_engine(call: Call) -> None:
+        await call.reply(200, json.dumps(first["json"]).encode())
+
+    async def decode_engine(call: Call) -> None:
+        await call.reply(200, json.dumps(second["json"]).encode())
+
+    async def main() -> None:
+        async with pair(prefill_engine, decode_engine) as (f, p, d):
+            body = {k: v for k, v in second["request"]["body"].items() if k != "kv_transfer_params"}
+            reply = await f.post(json.dumps({**body, "model": "m"}).encode(), "/v1/completions")
+            assert reply.json() == second["json"]
+            sent = json.loads(p.calls[0].body)
+            asked = first["request"]["body"]
+            assert sent["kv_transfer_params"] == asked["kv_transfer_params"]
+            assert (sent["max_tokens"], sent.get("stream", False)) == (asked["max_tokens"], asked.get("stream", False))
+            assert json.loads(d.calls[0].body)["kv_transfer_params"] == first["json"]["kv_transfer_params"]
+            f.assert_idle()
+
+    run(main())
+
+
+@pytest.mark.parametrize("name", ["decode_dead_remote", "decode_dead_remote_recompute", "decode_no_params"])
+def test_the_recorded_answers_of_a_decode_engine_that_gets_no_kv(name: str) -> None:
+    record = recorded(name)
+
+    async def decode_engine(call: Call) -> None:
+        await call.reply(record["status"], json.dumps(record["json"]).encode())
+
+    async def main() -> None:
+        async with pair(prefill, decode_engine) as (f, p, d):
+            body = json.dumps({"model": "m", "prompt": "The capital", "max_tokens": 5}).encode()
+            reply = await f.post(body, "/v1/completions")
+            if record["status"] == 200:
+                assert reply.json() == record["json"]
+            else:
+                assert reply.status == 502
+                assert len(p.calls) == len(d.calls) == 3, "a failed load is never retried with the same parameters"
+            f.assert_idle()
+
+    run(main())
+
+
+def test_a_streamed_prefill_reply_has_no_parameters_and_means_a_plain_decode() -> None:
+    """Recorded: an engine that streams the prefill leg all the same tells no parameters; the KV cannot be used."""
+    path = Path(__file__).resolve().parents[1] / "data" / "engines" / "vllm" / "pd_nixl" / "prefill_streamed.sse"
+    assert b"kv_transfer_params" not in path.read_bytes()
+
+    async def main() -> None:
+        async with pair(prefill, answer) as (f, p, _):
+            await f.post(chat(stream=True))
+            assert json.loads(p.calls[0].body)["stream"] is False
+
+    run(main())
+
+
+def test_without_any_prefill_engine_a_decode_engine_computes_the_prompt_itself() -> None:
+    async def main() -> None:
+        async with pair(prefill, answer) as (f, p, d):
+            f.gateway.health.drain(f.gateway.driver.endpoints["p0"])
+            reply = await f.post(chat())
+            assert text_of(reply.body) == "abc"
+            assert p.calls == []
+            assert "kv_transfer_params" not in json.loads(d.calls[0].body)
+            f.assert_idle()
+        async with pair(prefill, answer, kind="sglang") as (f, p, d):
+            f.gateway.health.drain(f.gateway.driver.endpoints["p0"])
+            assert (await f.post(chat())).status == 503
+            assert d.calls == [], "its decode instances wait for a bootstrap that nobody sends"
+            f.assert_idle()
 
     run(main())

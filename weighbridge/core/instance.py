@@ -62,6 +62,8 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     error: float | None = None
     takes_priority: bool = False
     """Whether the engine orders its own queue by a priority number."""
+    pairs_early: bool = False
+    """Whether its prefill leg must start together with the decode leg, which is to be chosen at once."""
     preemption: tuple[str, ...] = ()
     """Which modes of `Preempt` the engine obeys: `swap`, `recompute`, or none."""
     warm_limit: int | None = None

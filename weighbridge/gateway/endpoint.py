@@ -16,6 +16,7 @@ from weighbridge.gateway.adapters import Adapter, Facts, adapter_for
 from weighbridge.gateway.client_request import ClientRequest
 from weighbridge.gateway.kv_address import AUTO, check_address
 from weighbridge.gateway.origin import parse_origin
+from weighbridge.gateway.pairs import CONCURRENT, transfer_of
 from weighbridge.gateway.settings import InstanceSettings
 from weighbridge.gateway.splice import add_value, remove_value, replace_value
 from weighbridge.http import ClientLimits, Pool
@@ -56,6 +57,9 @@ class Endpoint:
         if settings.kv_events_replay is not None:
             check_address(settings.kv_events_replay, f"{where}.kv_events_replay")
         self.takes_priority = self.adapter.priority if settings.takes_priority is None else settings.takes_priority
+        self.transfer = transfer_of(self, where)
+        self.ranks: tuple[tuple[str, str], ...] = ()
+        """(rank, engine id) of a Mooncake prefill engine, once its bootstrap server has told."""
         self._heads: dict[str, bytes] = {}
         self._facts: Facts | None = None
         self.models = self._models()
@@ -96,6 +100,7 @@ class Endpoint:
             step=profile.step if profile else None,
             error=profile.error if profile else None,
             takes_priority=self.takes_priority,
+            pairs_early=self.transfer in CONCURRENT,
             warm_limit=self.warm_limit,
         )
 

@@ -23,7 +23,8 @@ from weighbridge.core.events import (
 )
 from weighbridge.core.request import Request as RoutedRequest
 from weighbridge.gateway.client_request import ClientRequest
-from weighbridge.gateway.prefill import LEASE_S, PrefillLeg, bootstrap_body, decode_body, give_up_kv, prefill_body
+from weighbridge.gateway.pairs import CONCURRENT, concurrent_legs, decode_body, prefill_body
+from weighbridge.gateway.prefill import LEASE_S, PrefillLeg, give_up_kv
 from weighbridge.gateway.refusal import send_reject
 from weighbridge.gateway.reply import FORWARDED_ERRORS, Usage, error_frame, reply_lines, usage_of, usage_of_body
 from weighbridge.gateway.reply import client_error as read_client_error
@@ -43,6 +44,7 @@ class Flight:
     """See the module. Created by the surface, owned by the driver until it ends."""
 
     __slots__ = (
+        "_bound",
         "_buffer",
         "_buffered",
         "_headers",
@@ -115,6 +117,7 @@ class Flight:
         self._passing = self._usage_is_ours = False
         self._progress_s = 0.0
         self._progress_events = 0
+        self._bound: tuple[Endpoint, bytes] | None = None  # who decodes next, chosen with the prefill instance
 
     # the Router's orders
 
@@ -138,19 +141,44 @@ class Flight:
                     self._give_up_kv()
                     driver.feed(self._failed_event("prefill_lease_over", retriable=True))
                     return
-                body = decode_body(body, self._params)
-                self._spent = self._params
-                self._params = None  # they are good for one use
+                body = self._take_params(body)
         elif action.leg == "both":
-            assert action.prefill_instance is not None
-            prefill = driver.endpoints[action.prefill_instance]
-            room = self._surface.rng.getrandbits(63)
-            body = bootstrap_body(body, prefill.origin.host, prefill.settings.bootstrap_port, room)
-            self._start_prefill(prefill, body)
+            decode = self._start_pair(action, body)
+            if decode is None:
+                return
+            body = decode
+        self._post(endpoint, body)
+
+    def _post(self, endpoint: Endpoint, body: bytes) -> None:
+        self.endpoint = endpoint
         endpoint.running += 1
-        self.dispatched_s = driver.now()
+        self.dispatched_s = self._surface.driver.now()
         payload = endpoint.request_bytes(self._path, body, self.id, self._headers)
         self.exchange = endpoint.open().send(payload, self)
+
+    def _take_params(self, body: bytes) -> bytes:
+        """The decode leg's body with the transfer parameters, which are good for one use."""
+        assert self._params is not None
+        self._spent, self._params = self._params, None
+        return decode_body(body, self._spent)
+
+    def _start_pair(self, action: Dispatch, body: bytes) -> bytes | None:
+        """Starts the prefill leg of a pair chosen together; the decode leg's body, or None if it must wait for it."""
+        assert action.prefill_instance is not None
+        assert self.endpoint is not None
+        prefill = self._surface.driver.endpoints[action.prefill_instance]
+        if prefill.transfer not in CONCURRENT:
+            self._bound = (self.endpoint, body)
+            self.endpoint = prefill
+            self._start_prefill(prefill, prefill_body(body, self.client_request))
+            return None
+        legs = concurrent_legs(body, self.client_request, prefill, self._surface.rng.getrandbits(63))
+        if legs is None:
+            self.endpoint = prefill
+            self._attempt_failed("bootstrap_unknown")
+            return None
+        self._start_prefill(prefill, legs.prefill, legs.headers)
+        return legs.decode
 
     def _send_prefill(self, action: Dispatch) -> None:
         endpoint = self.endpoint = self._surface.driver.endpoints[action.instance]
@@ -158,16 +186,20 @@ class Flight:
         self.dispatched_s = self._surface.driver.now()
         self._start_prefill(endpoint, prefill_body(body, self.client_request))
 
-    def _start_prefill(self, endpoint: Endpoint, body: bytes) -> None:
-        payload = endpoint.request_bytes(self._path, body, self.id, self._headers)
+    def _start_prefill(self, endpoint: Endpoint, body: bytes, headers: bytes = b"") -> None:
+        payload = endpoint.request_bytes(self._path, body, self.id, self._headers + headers)
         self._prefill = PrefillLeg(endpoint, payload, self._prefill_done, self._prefill_failed)
 
     def _prefill_done(self, params: bytes | None) -> None:
         """The prompt is computed; the Router chooses who decodes."""
         assert self._prefill is not None
         self._source, self._prefill = self._prefill.endpoint, None
-        self._params, self._params_s = params, self._surface.driver.now()
+        if self._source.transfer not in CONCURRENT:
+            self._params, self._params_s = params, self._surface.driver.now()
         self._surface.driver.feed(PrefillFinished(request_id=self.id))
+        if self._bound is not None and not self.ended:
+            (endpoint, body), self._bound = self._bound, None
+            self._post(endpoint, body if params is None else self._take_params(body))
 
     def _prefill_failed(self, error: ExchangeFailed | None, head: ReplyHead | None, body: bytes) -> None:
         """The prompt could not be computed: nobody must wait for its KV."""

@@ -24,6 +24,7 @@ from weighbridge.gateway.kv import KvIndex
 from weighbridge.gateway.log_writer import LogWriter
 from weighbridge.gateway.loop_guard import LoopGuard
 from weighbridge.gateway.membership import Membership, check_names
+from weighbridge.gateway.pairs import check_pairs
 from weighbridge.gateway.settings import GatewaySettings, InstanceSettings
 from weighbridge.gateway.stats import Stats
 from weighbridge.gateway.surface import Surface
@@ -62,6 +63,7 @@ class Gateway:
         self.stats = Stats()
         check_names(settings.instances)
         endpoints = {i.name: Endpoint(i, settings.client, environment) for i in settings.instances}
+        check_pairs(endpoints.values(), settings.router.binding)
         self.writer: LogWriter | None = None
         self.driver = Driver(Router(settings.router), endpoints, None, self.stats)
         self.health = Health(self.driver, settings.health)
@@ -120,6 +122,7 @@ class Gateway:
         if settings.name in self.driver.endpoints:
             raise ConfigError(f"an instance named {settings.name!r} exists already")
         endpoint = self.membership.endpoint(settings, self.settings.client)
+        check_pairs([*self.driver.endpoints.values(), endpoint], self.settings.router.binding)
         self.membership.put(endpoint)
         return endpoint
 
@@ -157,6 +160,8 @@ class Gateway:
         fresh = [self.membership.endpoint(new[n], settings.client) for n in changed]
         others = [n for n in SWAPPED if getattr(settings, n) != getattr(self.settings, n)]
         gone = [n for n in old if n not in new and n in self.driver.endpoints]
+        stay = [e for n, e in self.driver.endpoints.items() if n not in gone and n not in changed]
+        check_pairs([*stay, *fresh], settings.router.binding)
         self.settings = settings
         self.surface.apply(settings)
         self.health.apply(settings.health)

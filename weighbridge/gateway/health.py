@@ -14,10 +14,13 @@ import logging
 import time
 from collections.abc import Collection
 
+import msgspec
+
 from weighbridge.core.events import InstanceDown, InstanceReported, InstanceUp
 from weighbridge.gateway.adapters import Report
 from weighbridge.gateway.driver import Driver
 from weighbridge.gateway.endpoint import Endpoint
+from weighbridge.gateway.pairs import bootstrap_url, told_ranks
 from weighbridge.gateway.settings import HealthSettings
 from weighbridge.gateway.slow_start import warm_limit
 from weighbridge.http import ClientLimits, ConnectFailed, ExchangeFailed, HttpClient
@@ -150,6 +153,20 @@ class Health:
     async def _learn(self, endpoint: Endpoint) -> None:
         replies = await self._get_all(endpoint, endpoint.adapter.facts_paths)
         endpoint.facts = endpoint.adapter.facts(replies)
+        if endpoint.transfer == "mooncake" and endpoint.settings.role == "prefill":
+            endpoint.ranks = await self._ranks(endpoint)
+
+    async def _ranks(self, endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
+        """The engine ids that a Mooncake prefill engine's bootstrap server tells; none while it does not answer."""
+        url = f"{bootstrap_url(endpoint)}/query"
+        try:
+            reply = await self._clients[endpoint.name].request("GET", url, timeout_s=self._settings.timeout_s)
+            ranks = told_ranks(reply.json()) if reply.status == 200 else ()
+        except (ExchangeFailed, msgspec.DecodeError):
+            ranks = ()
+        if not ranks:
+            log.warning("instance %s: its Mooncake bootstrap server at %s tells no engine id", endpoint.name, url)
+        return ranks
 
     async def _report(self, endpoint: Endpoint) -> float | None:
         adapter = endpoint.adapter

@@ -1,8 +1,6 @@
 """The prefill leg of a disaggregated request: runs the prompt on one engine and keeps what its KV is known by.
 
-Two protocols. `kv_transfer_params` (vLLM's NIXL connector, and our engine): first the prompt as a whole, non-streamed
-request for one token, then the reply's parameters verbatim in the decode leg, while the prefill engine's lease lasts.
-Bootstrap (SGLang): both legs at once, found by a room number; the prefill leg's reply is read and dropped.
+The protocols are in `pairs`. Where both legs start at once the prefill leg's reply is read and dropped.
 """
 
 from __future__ import annotations
@@ -11,20 +9,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from weighbridge.gateway.client_request import ClientRequest
 from weighbridge.gateway.endpoint import Endpoint
-from weighbridge.gateway.splice import add_value, remove_value, replace_value
 from weighbridge.http import BadReply, Exchange, ExchangeFailed, ReplyHead
 
 LEASE_S = 25.0
 """Oldest transfer parameters that are used: engines free the KV after 30 s by default, and then serve other data."""
 MAX_REPLY_BYTES = 8 << 20
-PARAMS = "kv_transfer_params"
-ASK = (
-    b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,'
-    b'"remote_host":null,"remote_port":null}'
-)
-LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 class _Reply(msgspec.Struct):
@@ -120,27 +110,3 @@ def give_up_kv(endpoint: Endpoint, params: bytes) -> None:
     path = endpoint.adapter.kv_lease(msgspec.json.decode(params))
     if path is not None and endpoint.pool is not None:
         endpoint.pool.send(endpoint.plain_request("DELETE", path), _Ignored())
-
-
-def prefill_body(body: bytes, request: ClientRequest) -> bytes:
-    """The body of a two-step prefill leg: one token, not streamed, KV to be kept for another engine."""
-    for name in ("stream_options", "min_tokens", *LIMITS):
-        body = remove_value(body, name)
-    if request.stream:
-        body = replace_value(body, "stream", b"false")
-    body = add_value(body, "max_tokens", b"1")
-    if request.uses_completion_limit:
-        body = add_value(body, "max_completion_tokens", b"1")
-    return add_value(body, PARAMS, ASK)
-
-
-def decode_body(body: bytes, params: bytes) -> bytes:
-    """The body of the decode leg: the prefill reply's parameters verbatim, whatever they hold."""
-    return add_value(body, PARAMS, params)
-
-
-def bootstrap_body(body: bytes, host: str, port: int | None, room: int) -> bytes:
-    """A body for either leg of the bootstrap protocol."""
-    body = add_value(body, "bootstrap_room", b"%d" % room)
-    body = add_value(body, "bootstrap_port", b"null" if port is None else b"%d" % port)
-    return add_value(body, "bootstrap_host", msgspec.json.encode(host))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -38,7 +38,9 @@ class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     client: ClientLimits | None = None
     ca_file: str | None = None
     takes_priority: bool | None = None
-    bootstrap_port: int | None = None  # of an SGLang prefill instance
+    transfer: Literal["two_step", "bootstrap", "mooncake"] | None = None  # None: as its kind usually does
+    bootstrap_port: int | None = None  # of a prefill instance of SGLang, or of vLLM with Mooncake
+    bootstrap_host: str | None = None  # where decode engines find it, if not at the host of `url`
     kv_events: str | None = None
     kv_events_replay: str | None = None
     kv_events_topic: str = ""  # what the topic begins with; empty: any

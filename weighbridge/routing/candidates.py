@@ -14,6 +14,8 @@ from weighbridge.routing.prefix_index import match_all
 from weighbridge.routing.room import Room
 
 REFRESH_S = 1.0
+NEEDS_PREFILL = frozenset({"sglang"})
+"""Kinds whose decode instances answer nothing without a prefill instance."""
 
 
 class Pool:
@@ -35,7 +37,10 @@ class Pool:
         serving = [i for i in fleet if i.up and _serves(i, model)]
         self.decode = [i for i in serving if i.spec.role == "decode"]
         self.entry = [i for i in serving if i.spec.role == "mixed" or (i.spec.role == "prefill" and self.decode)]
-        """Where a request may start: mixed instances, and prefill instances if something can decode."""
+        """Where a request may start: mixed instances, and prefill instances if something can decode; where there is
+        neither, decode instances of engines that compute a prompt themselves when nobody hands them its KV."""
+        if not self.entry:
+            self.entry = [i for i in self.decode if i.spec.kind not in NEEDS_PREFILL]
         contexts = [i.spec.limits.max_context for i in (*self.entry, *self.decode)]
         self.max_context = min((limit for limit in contexts if limit is not None), default=None)
         """The smallest context limit of all, so that most requests need no look at each one."""

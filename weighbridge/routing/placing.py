@@ -186,7 +186,7 @@ class Placing:
 
     def _binds_early(self, prefill: Instance) -> bool:
         binding = self.settings.binding
-        return binding == "early" or (binding == "auto" and prefill.spec.kind == "sglang")
+        return binding == "early" or (binding == "auto" and (prefill.spec.pairs_early or prefill.spec.kind == "sglang"))
 
 
 def _broken(choice: Choice, view: View) -> str:

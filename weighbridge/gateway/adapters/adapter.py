@@ -62,8 +62,8 @@ class Adapter:
 
     `health_path` and the keys of `report` and `facts` are paths on the engine; `/v1/...` is taken below its API base.
     `usage_option`: takes `stream_options.include_usage`. `priority`: takes an integer `priority`, lower first.
-    `cache_salt`: separates prefix caches by that field. `kv_transfer`: speaks the two-step `kv_transfer_params`;
-    `kv_lease` tells the path to DELETE when its parameters will not be used.
+    `cache_salt`: separates prefix caches by that field. `transfers`: the protocols of `pairs` by which it can hand a
+    prompt's KV over, the usual one first; `kv_lease` tells the path to DELETE when its parameters will not be used.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class Adapter:
     usage_option: bool = True
     priority: bool = False
     cache_salt: bool = False
-    kv_transfer: bool = False
+    transfers: tuple[str, ...] = ()
     kv_lease: Callable[[Any], str | None] = no_lease
     endpoints: frozenset[str] = frozenset({"chat", "completions"})
 

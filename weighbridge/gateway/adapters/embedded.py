@@ -48,7 +48,7 @@ ADAPTER = Adapter(
     facts=facts,
     priority=True,
     cache_salt=True,
-    kv_transfer=True,
+    transfers=("two_step",),
     kv_lease=lease_path,
     endpoints=frozenset({"chat", "completions", "embeddings", "tokenize", "detokenize"}),
 )

@@ -74,5 +74,6 @@ ADAPTER = Adapter(
     report=report,
     facts_paths=("/v1/models", "/server_info", "/get_server_info"),
     facts=facts,
+    transfers=("bootstrap",),
     endpoints=frozenset({"chat", "completions", "embeddings", "rerank", "score", "responses"}),
 )

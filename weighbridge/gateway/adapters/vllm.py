@@ -66,7 +66,7 @@ ADAPTER = Adapter(
     facts_paths=("/v1/models", "/metrics", "/version"),
     facts=facts,
     cache_salt=True,
-    kv_transfer=True,
+    transfers=("two_step", "mooncake"),
     endpoints=frozenset(
         {"chat", "completions", "embeddings", "responses", "messages", "rerank", "score", "tokenize", "detokenize"}
     ),
