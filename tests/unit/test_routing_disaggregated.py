@@ -93,16 +93,19 @@ def test_a_full_decode_side_keeps_the_kv_on_the_prefill_instance() -> None:
     assert router.handle(Tick(), 0.4) == []
 
 
-def test_losing_the_prefill_instance_between_the_legs_starts_again_or_ends() -> None:
+def test_losing_the_only_prefill_instance_between_the_legs_goes_on_at_a_decode_instance() -> None:
     router = fleet(kv_blocks=20, dispatch="hold")
     for name in ("a", "b", "c"):
         router.handle(arrived(name, prompt_tokens=200), 0.0)
         router.handle(PrefillFinished(request_id=name), 0.1)
     aborted = router.handle(InstanceDown(instance="p", reason="gone"), 0.2)
     assert aborted == [Abort(request_id="c", instance="p", reason="gone")]
-    assert router.handle(RequestFailed(request_id="c", instance="p", reason="gone", retriable=True), 0.2) == [
-        Reject(request_id="c", status=503, reason="no_instance", retry_after_s=1.0)
-    ]
+    failed = RequestFailed(request_id="c", instance="p", reason="gone", retriable=True)
+    assert router.handle(failed, 0.2) == [Hold(request_id="c")], "both are full"
+    router.handle(FirstToken(request_id="a"), 0.3)
+    (action,) = router.handle(RequestFinished(request_id="a", output_tokens=3), 0.4)
+    assert isinstance(action, Dispatch)
+    assert (action.request_id, action.leg, action.instance[0]) == ("c", "whole", "d")
 
 
 def test_a_failed_decode_leg_is_tried_again_from_the_prompt() -> None:
