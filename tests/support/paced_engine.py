@@ -32,6 +32,7 @@ class PacedEngine:
         self._running = 0
         self._tasks: set[asyncio.Task[None]] = set()
         routes = Routes()
+        routes.get("/health", lambda _, responder: responder.send(200))
         routes.get("/v1/models", self._models)
         routes.get("/metrics", self._metrics)
         routes.get("/version", lambda _, responder: responder.send_json(200, {"version": "9.9"}))

@@ -58,6 +58,7 @@ class Serving:
         self._engines: list[ReadyInfo] = []
         self._embedded: list[InstanceSettings] = []
         self._start_s = 0.0
+        self._reprobing: asyncio.Future[None] | None = None
 
     @property
     def busy(self) -> bool:
@@ -86,6 +87,10 @@ class Serving:
         self._gateway.on_reload = self.reload
         await self._gateway.start()
         await self._gateway.wait_ready(READY_TIMEOUT_S, [info.name for info in self._engines])
+        if self.settings.reprobe is not None:
+            from weighbridge.calibrate.reprobe import Reprober  # with numpy and the fit: only where it is wanted
+
+            self._reprobing = asyncio.ensure_future(Reprober(self._gateway, self.settings.reprobe).run())
         self._start_s = time.monotonic() - begun
         if self._dashboard_start is None and self._dashboard_port is not None:
             self._dashboard_start = asyncio.ensure_future(self._start_dashboard(self._gateway.admin_port))
@@ -139,6 +144,9 @@ class Serving:
         if self._dashboard_start is not None:
             self._dashboard_start.cancel()
             await asyncio.wait({self._dashboard_start})
+        if self._reprobing is not None:
+            self._reprobing.cancel()
+            await asyncio.wait({self._reprobing})
         await self._dashboard.stop()
         if self._gateway is not None:
             await self._gateway.stop()

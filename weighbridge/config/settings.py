@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from weighbridge.calibrate.settings import ReprobeSettings
 from weighbridge.config.document import Document
 from weighbridge.core.errors import PolicyError
 from weighbridge.engine.instance import InstanceOptions, available_cores
@@ -22,6 +23,8 @@ class Settings(GatewaySettings, frozen=True, kw_only=True, forbid_unknown_fields
     """The gateway's own settings, and `engines`: embedded instances that `serve` starts and supervises itself."""
 
     engines: tuple[InstanceOptions, ...] = ()
+    reprobe: ReprobeSettings | None = None
+    """Measure instances that have left their profile again in idle time; without it `doctor` asks for it."""
     watch_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """Look at the file this often, and reload it when it has changed; without it SIGHUP and `POST /reload` reload."""
 

@@ -136,8 +136,12 @@ class Stats:
         )
         self.attempts = Family("weighbridge_attempts", "Requests sent to engines.", ("instance", "result"))
         self.reloads = Family("weighbridge_config_reloads", "Reloads of the configuration.", ("result",))
+        self.reprobes = Family(
+            "weighbridge_reprobes", "Instances measured again in idle time.", ("instance", "outcome")
+        )
         self.families = (
             self.reloads,
+            self.reprobes,
             self.requests,
             self.duration,
             self.ttft,
