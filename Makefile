@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: install model serve test check lint types contracts size fmt clean
+.PHONY: install model serve test check lint types contracts size fmt clients fuzz soak clean
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -40,6 +40,29 @@ size: install
 fmt: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# clients of other makers in environments of their own: results are in docs/gateway.md
+CLIENT_VENV ?= .venv-clients
+clients: model
+	test -x $(CLIENT_VENV)/bin/python || $(PYTHON) -m venv $(CLIENT_VENV)
+	$(CLIENT_VENV)/bin/python -m pip install --quiet openai langchain-openai anthropic
+	npm install --silent --no-audit --no-fund --prefix $(CLIENT_VENV)/node openai
+	$(BIN)/python -m tests.clients.run $(CLIENT_VENV)/bin/python $(CLIENT_VENV)/node
+
+# Schemathesis and Atheris, FUZZ_S seconds for each target
+FUZZ_S ?= 120
+FUZZ_VENV ?= .venv-fuzz
+fuzz: install
+	test -x $(FUZZ_VENV)/bin/python || $(PYTHON) -m venv $(FUZZ_VENV)
+	$(FUZZ_VENV)/bin/python -m pip install --quiet schemathesis atheris -e .
+	$(BIN)/python -m tests.fuzz.openapi $(FUZZ_VENV)/bin/schemathesis $(FUZZ_S)
+	for target in sse scanner splice head reply; do \
+	  $(FUZZ_VENV)/bin/python -m tests.fuzz.run $$target $(FUZZ_S) || exit 1; done
+
+# a mix of everything for SOAK_S seconds; memory, descriptors and threads must stay flat
+SOAK_S ?= 600
+soak: install
+	$(BIN)/python -m benchmarks.gateway_soak --seconds $(SOAK_S)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

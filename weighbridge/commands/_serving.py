@@ -196,9 +196,13 @@ def _instance(info: ReadyInfo, options: InstanceOptions) -> InstanceSettings:
         kind="embedded",
         url=_address(info.host, info.port),
         role=options.role,
-        profile=options.profile,
+        profile=options.profile if options.probe or _exists(options.profile) else None,
         kv_events="auto" if info.kv_events is not None else None,
     )
+
+
+def _exists(profile: str | None) -> bool:
+    return profile is not None and Path(profile).exists()
 
 
 def _address(host: str, port: int) -> str:

@@ -162,6 +162,12 @@ def _check_ids(ids: list[int]) -> None:
 
 
 def _parse(body: bytes) -> _Body:
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            message = f"The body is not UTF-8 text (byte {error.start})."
+            raise RequestError(message, code="invalid_json") from None
     try:
         parsed = _decoder.decode(body)
     except msgspec.ValidationError as error:

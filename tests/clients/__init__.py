@@ -1,0 +1,1 @@
+"""Clients of other makers, unmodified, through the gateway: `make clients` (see `run.py`)."""
