@@ -198,3 +198,23 @@ def test_the_gate_waits_for_better() -> None:
     assert made.handle(Tick(), 0.1) == []
     actions = [made.handle(RequestFinished(request_id=f"r{n}", output_tokens=3), 0.12 + 0.02 * n) for n in range(5)]
     assert [a.request_id for done in actions for a in done if isinstance(a, Dispatch)] == [held]
+
+
+@pytest.mark.parametrize(("tight", "passed"), [(True, True), (False, False)])
+def test_those_that_would_miss_anyway_let_others_pass(tight: bool, passed: bool) -> None:
+    """Three that are declined end the pass, but not if they would be late wherever they went."""
+
+    class Stub:
+        holds = True
+
+        def choose(self, view: View) -> Choice:
+            if view.request.id.startswith("stuck"):
+                return Choice(None, tight=tight)
+            return Choice(0)
+
+    made = router()
+    made.policy = Stub()
+    for n in range(3):
+        arrive(made, f"stuck{n}", "fast", 100, 0.0)
+    actions = arrive(made, "free", "slow", 100, 0.02)
+    assert [a.request_id for a in actions if isinstance(a, Dispatch)] == (["free"] if passed else [])

@@ -23,6 +23,7 @@ class Cost:
         "capacity",
         "decode_scale",
         "error",
+        "knotted",
         "kv_s",
         "prefill_s",
         "prefill_scale",
@@ -36,6 +37,8 @@ class Cost:
         self.budget = spec.limits.token_budget or DEFAULT_BUDGET
         self.capacity = spec.limits.kv_tokens
         self.error = UNKNOWN_ERROR if spec.error is None else spec.error
+        self.knotted = bool(terms.sequence_knots)
+        """Whether the sequence term is a curve, not a line."""
         self.prefill_scale = self.decode_scale = 1.0
         self.seen = True
         """Whether live traffic has had a say. Until then nothing is held or refused on the profile's word alone."""
@@ -53,9 +56,8 @@ class Cost:
 
     def decode_step_s(self, sequences: float, kv_tokens: float) -> float:
         """Seconds of a step that decodes `sequences` holding `kv_tokens`."""
-        terms = self.terms
-        if terms.sequence_knots:
-            return self.base_s + self.decode_scale * sequence_seconds(terms, sequences) + self.kv_s * kv_tokens
+        if self.knotted:
+            return self.base_s + self.decode_scale * sequence_seconds(self.terms, sequences) + self.kv_s * kv_tokens
         return self.base_s + self.sequence_s * sequences + self.kv_s * kv_tokens
 
 

@@ -29,6 +29,8 @@ MOST_WAIT_S = 60.0
 SURE = 12.0
 """Margins beyond this many logistic units are certain: both chances are 1."""
 _exp = math.exp
+_ceil = math.ceil
+_INFINITY = math.inf
 
 
 def chance(margin: float, width: float) -> float:
@@ -44,11 +46,16 @@ class Forecast:
 
     __slots__ = ("delay_s", "hit", "kv_over_tokens", "loss", "prefill_s", "tpot_s", "wait_s")
 
-    def __init__(self) -> None:
-        self.wait_s = self.prefill_s = self.tpot_s = self.delay_s = 0.0
-        self.hit = 1.0
-        self.loss = 0.0
-        self.kv_over_tokens = 0.0
+    def __init__(
+        self, wait_s: float, prefill_s: float, tpot_s: float, delay_s: float, hit: float, loss: float, kv_over: float
+    ) -> None:
+        self.wait_s = wait_s
+        self.prefill_s = prefill_s
+        self.tpot_s = tpot_s
+        self.delay_s = delay_s
+        self.hit = hit
+        self.loss = loss
+        self.kv_over_tokens = kv_over
 
     @property
     def ttft_s(self) -> float:
@@ -56,63 +63,91 @@ class Forecast:
         return self.wait_s + self.prefill_s
 
 
+class Asked:
+    """What a forecast needs of the request, the same for every instance it is made on."""
+
+    __slots__ = (
+        "context",
+        "error",
+        "leg",
+        "now_s",
+        "output",
+        "slack_s",
+        "stretch",
+        "tpot_s",
+        "ttft_s",
+    )
+
+    def __init__(self, view: View, output_tokens: int, error: float, interference: float) -> None:
+        self.context = view.request.prompt_tokens
+        self.output = output_tokens or 1
+        self.now_s = view.now_s
+        self.leg = view.leg
+        self.error = error
+        self.slack_s = view.deadline_s - view.now_s
+        self.ttft_s = error * (view.tier.ttft_s or 1.0)
+        """Width of the first-token chance."""
+        self.tpot_s = tpot_bound(view.tier, output_tokens)
+        self.stretch = 1.0 / (1.0 - interference) if view.leg == "whole" else 1.0
+        """By how much prefill beside it stretches TPOT."""
+
+
 def forecast(option: Option, view: View, cost: Cost, error: float, interference: float) -> Forecast:
     """The forecast of `view.request` on `option`. O(1) plus O(tiers running there)."""
-    made = Forecast()
+    return forecast_on(option, cost, Asked(view, option.decode_tokens, error, interference))
+
+
+def forecast_on(option: Option, cost: Cost, asked: Asked) -> Forecast:
+    """The forecast on `option` of what is asked; for many options of one request."""
     instance = option.instance
-    prompt, output = option.prefill_tokens, option.decode_tokens or 1
-    context = view.request.prompt_tokens
-    decoding = instance.decoding
+    prompt, output, context = option.prefill_tokens, asked.output, asked.context
+    decoding, busy = instance.decoding, len(instance.charges)
     td = cost.decode_step_s(decoding, instance.decoding_kv_tokens)
     room = max(cost.budget - decoding, 64)
-    busy = len(instance.charges)
     per_token = cost.prefill_s
     wait = 0.5 * td if busy else 0.0
     if prompt:
         if instance.prefill_tokens:
-            owed = _owed(instance, view.now_s, per_token + td / room)
-            wait += per_token * owed + math.ceil(owed / room) * td
-        prefill = per_token * prompt + math.ceil(prompt / room) * td
+            owed = _owed(instance, asked.now_s, per_token + td / room)
+            wait += per_token * owed + _ceil(owed / room) * td
+        prefill = per_token * prompt + (td if prompt <= room else _ceil(prompt / room) * td)
     else:
         prefill = td
+    left = stay = overlap = 0.0
     if busy:
         left = instance.decode_tokens / busy
-        stay = _exp(-0.25 * output / left) if left > 0 else 0.0
-        """Chance that one of those running is still there after a quarter of this request's life."""
-        overlap = left * (1.0 - stay**4) / output
-        """Average share of this request's life that one of the others is beside it."""
-    else:
-        left = stay = overlap = 0.0
+        if left > 0:
+            # chance that one of those running is still there after a quarter of this request's life
+            stay = _exp(-0.25 * output / left)
+            # average share of this request's life that one of the others is beside it
+            half = stay * stay
+            overlap = left * (1.0 - half * half) / output
+    kv_over = 0.0
     if cost.capacity is not None:
         held = instance.kv_tokens - instance.shared_kv.tokens
         fresh = context - option.cached_tokens
-        over = held + fresh - cost.capacity
-        if over > 0 and busy:
+        if busy and held + fresh > cost.capacity:
             # a share over/held of what runs must end first; lifetimes are taken as exponential
-            wait += min(-math.log1p(-min(over / max(held, 1), 0.99)) * left * td, MOST_WAIT_S)
-        made.kv_over_tokens = _peak(held, busy, stay, fresh, output) - cost.capacity
-    made.wait_s, made.prefill_s = wait, prefill
-    hit = 1.0
-    if view.leg != "prefill":
-        beside = instance.kv_tokens + 0.5 * instance.decode_tokens
-        tpot = cost.decode_step_s(1.0 + busy * overlap, context + 0.5 * output + beside * overlap)
-        if view.leg == "whole":
-            tpot /= 1.0 - interference
-        made.tpot_s = tpot
-        bound = tpot_bound(view.tier, option.decode_tokens)
+            share = min((held + fresh - cost.capacity) / max(held, 1), 0.99)
+            wait += min(-math.log1p(-share) * left * td, MOST_WAIT_S)
+        kv_over = _peak(held, busy, stay, fresh, output) - cost.capacity
+    tpot = delay = loss = 0.0
+    leg, hit = asked.leg, 1.0
+    if leg != "prefill":
+        own = context + 0.5 * output
+        kv = own + (instance.kv_tokens + 0.5 * instance.decode_tokens) * overlap
+        tpot = cost.decode_step_s(1.0 + busy * overlap, kv) * asked.stretch
+        bound = asked.tpot_s
         if bound is not None:
-            hit = chance(bound - tpot, error * bound)
+            hit = chance(bound - tpot, asked.error * bound)
         if busy:
             stall = per_token * prompt
-            shared = overlap * output * (cost.sequence_s + cost.kv_s * (context + 0.5 * output))
-            made.delay_s = decoding * stall + busy * shared
-            made.loss = _loss(instance, view.now_s, tpot, stall, shared, error)
-    if view.leg != "decode":
-        slack = view.deadline_s - view.now_s
-        if slack != math.inf:
-            hit *= chance(slack - wait - prefill, error * (view.tier.ttft_s or 1.0))
-    made.hit = hit
-    return made
+            shared = overlap * output * (cost.sequence_s + cost.kv_s * own)
+            delay = decoding * stall + busy * shared
+            loss = _loss(instance, asked.now_s, tpot, stall, shared, asked.error)
+    if leg != "decode" and asked.slack_s != _INFINITY:
+        hit *= chance(asked.slack_s - wait - prefill, asked.ttft_s)
+    return Forecast(wait, prefill, tpot, delay, hit, loss, kv_over)
 
 
 def tpot_bound(tier: Tier, output_tokens: float) -> float | None:
@@ -134,32 +169,39 @@ def _owed(instance: Instance, now_s: float, seconds_per_token: float) -> float:
 def _peak(held: int, count: int, stay: float, context: int, output: int) -> float:
     """Largest KV use while this request lives there: at a quarter, half and all of its life."""
     horizon = 0.25 * output
-    peak = stay * (held + count * horizon) + context + horizon
+    grown = count * horizon
+    peak = stay * (held + grown) + horizon
     half = stay * stay
-    peak = max(peak, half * (held + count * 2.0 * horizon) + context + 2.0 * horizon)
-    return max(peak, half * half * (held + count * 4.0 * horizon) + context + 4.0 * horizon)
+    later = half * (held + 2.0 * grown) + 2.0 * horizon
+    if later > peak:
+        peak = later
+    later = half * half * (held + 4.0 * grown) + output
+    return context + (later if later > peak else peak)
 
 
 def _loss(instance: Instance, now_s: float, tpot_s: float, stall_s: float, shared_s: float, error: float) -> float:
     """Hits that those running there would lose, tier by tier at their mean."""
     loss = 0.0
+    sharp = SHARPNESS / error
     for group in instance.groups.values():
         count = group.count
         if not count:
             continue
-        total = (group.generated + group.remaining) / count
+        remaining = group.remaining
+        total = group.generated + remaining
+        if total < 2 * count:
+            continue
         bound = group.tpot_s
         if bound is None:
             if group.e2e_s is None:
                 continue
-            bound = 0.8 * group.e2e_s / max(total, 8.0)
-        if total < 2.0:
-            continue
-        elapsed = (group.decoding * now_s - group.first_us * 1e-6) / count
-        before = (elapsed + group.remaining / count * tpot_s) / total
-        unit = SHARPNESS / (error * bound)
-        z = (bound - before - (shared_s + stall_s * group.decoding / count) / total) * unit
-        if z < SURE:
-            still = 1.0 / (1.0 + _exp(-z)) if z > -30.0 else 0.0
-            loss += count * (chance(bound - before, error * bound) - still)
+            bound = 0.8 * group.e2e_s / max(total / count, 8.0)
+        decoding = group.decoding
+        unit = sharp / (bound * total)
+        # logistic units of margin to the bound: their mean TPOT so far and to come, without and with this request
+        before = sharp - (decoding * now_s - group.first_us * 1e-6 + remaining * tpot_s) * unit
+        after = before - (count * shared_s + decoding * stall_s) * unit
+        if after < SURE and before > -SURE:
+            still = 1.0 / (1.0 + _exp(-after)) if after > -SURE else 0.0
+            loss += count * (1.0 / (1.0 + _exp(-before)) - still)
     return loss

@@ -35,6 +35,7 @@ class Live:
         "sacrificed",
         "stage",
         "tier",
+        "tight",
     )
 
     def __init__(self, request: Request, tier: Tier, default_ttft_s: float) -> None:
@@ -53,6 +54,8 @@ class Live:
         """Prompt and expected output tokens, as admission counts them."""
         self.max_tokens: int | None = None
         """A lower output budget, where the router clipped it."""
+        self.tight = False
+        """When last asked, the policy said that it would miss its first-token bound wherever it went."""
         self.late = False
         """Can no longer make its deadline; set by the queue."""
         self.sacrificed = False

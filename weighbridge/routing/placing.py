@@ -52,6 +52,7 @@ class Placing:
         `cached` is what `Candidates.cached` said, if that was asked already."""
         leg: Leg = "whole" if instances[0].spec.role == "mixed" else "prefill"
         choice, view = self._ask(live, instances, leg, now_s, may_hold=may_hold, cached=cached)
+        live.tight = choice.tight
         if choice.index is None:
             return None
         option = view.options[choice.index]

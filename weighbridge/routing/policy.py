@@ -88,9 +88,10 @@ class View:
 class Choice:
     """`index` into `view.options`, or None to wait (only where `view.may_hold`); one score per option (lower is
     better, may be empty for a policy that has none), and for each option its terms in seconds by name, where the
-    policy can explain itself."""
+    policy can explain itself. `tight` with no index: it would miss its first-token bound wherever it went now, so
+    nobody behind it need wait for it."""
 
-    __slots__ = ("index", "note", "scores", "terms")
+    __slots__ = ("index", "note", "scores", "terms", "tight")
 
     def __init__(
         self,
@@ -98,8 +99,10 @@ class Choice:
         scores: Sequence[float] = (),
         terms: Sequence[Mapping[str, float]] = (),
         note: str = "",
+        tight: bool = False,
     ) -> None:
         self.index = index
+        self.tight = tight
         self.scores = scores
         self.terms = terms
         self.note = note

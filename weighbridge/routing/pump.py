@@ -16,7 +16,9 @@ from weighbridge.routing.sacrifice import sacrifice
 from weighbridge.routing.settings import RouterSettings
 
 GATE_TRIES = 3
-"""Requests offered to the policy per pass before the pass ends with everyone waiting."""
+"""Requests declined by the policy per pass before the pass ends with everyone waiting."""
+MOST_TRIES = 8
+"""The same with those that would miss their own bound by now: they wait for leisure, and nobody for them."""
 RETRY_S = 0.01
 """After a pass in which someone had to wait, the queue is left alone for this long."""
 OVERLOAD_LOOK_S = 0.25
@@ -113,7 +115,8 @@ class Pump:
             self._admission.look(pool.entry)
         sacrifice(queue, pool.entry, now_s)
         declined: set[str] = set()
-        while queue and len(declined) < GATE_TRIES:
+        tries = 0
+        while queue and tries < GATE_TRIES and len(declined) < MOST_TRIES:
             live = queue.first(now_s, pool.seconds_per_token, pool.base_s, declined)
             if live is None:
                 break
@@ -132,6 +135,7 @@ class Pump:
                 sent = self._offer(live, pool, usable, now_s, cached)
             if sent is None:
                 declined.add(live.request.id)
+                tries += not live.tight
             else:
                 queue.served(live, now_s)
                 actions.append(sent)

@@ -11,7 +11,7 @@ requests whose prompts the fleet could compute instead, times the share of its p
 
 from __future__ import annotations
 
-from weighbridge.routing.forecast import Forecast, chance, forecast, tpot_bound
+from weighbridge.routing.forecast import Asked, Forecast, chance, forecast_on, tpot_bound
 from weighbridge.routing.policy import Choice, Option, View, least
 
 LATE_LOSS = 0.1
@@ -35,37 +35,44 @@ class Calibrated:
     def choose(self, view: View) -> Choice:
         """Pick the option with the best net hits, or wait."""
         options = view.options
-        interference = min(view.fleet.offered.share(view.now_s), MOST_INTERFERENCE)
+        offered = view.fleet.offered
+        interference = min(offered.share(view.now_s), MOST_INTERFERENCE)
+        asked = Asked(view, options[0].decode_tokens, self.error, interference)
+        warmest, price = 0, 0.0
+        if view.request.prefix_hashes:
+            warmest = min(option.prefill_tokens for option in options)
+            price = offered.displaced(view.now_s) * interference
         made: list[Forecast] = []
         scores: list[float] = []
-        warmest = min(option.prefill_tokens for option in options)
-        price = view.fleet.offered.displaced(view.now_s) * interference
+        output, weight = options[0].decode_tokens, self.seconds
         for option in options:
             cost = option.instance.cost
             if cost is None:
                 return self._by_tokens(view)
-            each = forecast(option, view, cost, self.error, interference)
-            seconds = each.wait_s + each.prefill_s + option.decode_tokens * each.tpot_s + each.delay_s
+            each = forecast_on(option, cost, asked)
+            seconds = each.wait_s + each.prefill_s + output * each.tpot_s + each.delay_s
             if each.kv_over_tokens > 0:
                 seconds += each.kv_over_tokens * cost.prefill_s * (option.instance.decoding + 1)
             made.append(each)
-            waste = option.prefill_tokens - warmest
-            scores.append(self.seconds * seconds - each.hit + each.loss + price * waste)
+            score = weight * seconds - each.hit + each.loss
+            scores.append(score + price * (option.prefill_tokens - warmest) if price else score)
         best = least(scores, view.rng)
-        if view.may_hold and options[best].instance.charges and self._waits(view, options[best], made[best]):
-            return Choice(None)
+        if view.may_hold and options[best].instance.charges:
+            each = made[best]
+            tight = view.deadline_s - view.now_s < each.ttft_s
+            if self._waits(view, options[best], each, tight):
+                return Choice(None, tight=tight)
         return Choice(best, scores, [_terms(each) for each in made] if view.explain else ())
 
-    def _waits(self, view: View, option: Option, made: Forecast) -> bool:
+    def _waits(self, view: View, option: Option, made: Forecast, tight: bool) -> bool:
         cost = option.instance.cost
         if cost is None or not cost.seen:
             return False
-        slack = view.deadline_s - view.now_s
         if made.kv_over_tokens > 0:
             return True
-        if slack < made.wait_s + made.prefill_s:
+        if tight:
             return made.loss > LATE_LOSS
-        if slack > made.wait_s + made.prefill_s + SLACK_S:
+        if view.deadline_s - view.now_s > made.ttft_s + SLACK_S:
             return made.hit - made.loss < self.gate * self._alone(view, option)
         return False
 
