@@ -149,6 +149,7 @@ def vllm(name: str, *flags: str, **env: str) -> contextlib.AbstractContextManage
     command += ["--max-model-len", "1024", "--max-num-seqs", "8", "--block-size", "32", *flags]
     fixed = {
         "HF_HUB_OFFLINE": "1",
+        "VLLM_TARGET_DEVICE": "cpu",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",

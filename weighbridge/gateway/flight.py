@@ -22,11 +22,21 @@ from weighbridge.core.events import (
     TokensProgressed,
 )
 from weighbridge.core.request import Request as RoutedRequest
+from weighbridge.gateway.assemble import ENDPOINTS as ASSEMBLED
+from weighbridge.gateway.assemble import Assembler, stream_body
 from weighbridge.gateway.client_request import ClientRequest
 from weighbridge.gateway.pairs import CONCURRENT, concurrent_legs, decode_body, prefill_body
 from weighbridge.gateway.prefill import LEASE_S, PrefillLeg, give_up_kv
 from weighbridge.gateway.refusal import send_reject
-from weighbridge.gateway.reply import FORWARDED_ERRORS, Usage, error_frame, reply_lines, usage_of, usage_of_body
+from weighbridge.gateway.reply import (
+    FORWARDED_ERRORS,
+    Usage,
+    assembled_lines,
+    error_frame,
+    reply_lines,
+    usage_of,
+    usage_of_body,
+)
 from weighbridge.gateway.reply import client_error as read_client_error
 from weighbridge.http import BadReply, ConnectFailed, Exchange, ExchangeFailed, ReplyHead, Responder, SseScanner
 
@@ -44,6 +54,7 @@ class Flight:
     """See the module. Created by the surface, owned by the driver until it ends."""
 
     __slots__ = (
+        "_assembler",
         "_bound",
         "_buffer",
         "_buffered",
@@ -117,6 +128,7 @@ class Flight:
         self._passing = self._usage_is_ours = False
         self._progress_s = 0.0
         self._progress_events = 0
+        self._assembler: Assembler | None = None
         self._bound: tuple[Endpoint, bytes] | None = None  # who decodes next, chosen with the prefill instance
 
     # the Router's orders
@@ -135,6 +147,8 @@ class Flight:
         driver = self._surface.driver
         endpoint = self.endpoint = driver.endpoints[action.instance]
         body, self._usage_is_ours = endpoint.edit(self.client_request, action.priority, action.max_tokens, self.salt)
+        if endpoint.adapter.streams_whole and not self.client_request.stream:
+            body = self._ask_for_stream(body)
         if action.leg == "decode":
             if self._params is not None:
                 if driver.now() - self._params_s > LEASE_S:
@@ -148,6 +162,12 @@ class Flight:
                 return
             body = decode
         self._post(endpoint, body)
+
+    def _ask_for_stream(self, body: bytes) -> bytes:
+        if self.client_request.endpoint not in ASSEMBLED:
+            return body
+        self._assembler = Assembler()
+        return stream_body(body)
 
     def _post(self, endpoint: Endpoint, body: bytes) -> None:
         self.endpoint = endpoint
@@ -247,7 +267,9 @@ class Flight:
         """The reply begins; nothing goes to the client yet."""
         self.head = head
         kind = head.header(b"content-type") or b""
-        if head.status == 200 and kind.startswith(b"text/event-stream"):
+        if head.status != 200 or not kind.startswith(b"text/event-stream"):
+            self._assembler = None
+        elif self._assembler is None:
             typed = self.routed.endpoint in TYPED
             self._scanner = SseScanner(strip_usage=self._usage_is_ours, typed=typed)
 
@@ -328,7 +350,34 @@ class Flight:
 
     # inside: whole replies
 
+    def _gather(self, data: bytes, assembler: Assembler) -> None:
+        """Frames of what will be a whole reply: nothing goes to the client, the Router hears of their progress."""
+        try:
+            assembler.feed(data)
+        except ValueError as error:
+            self._cut(BadReply(str(error), reply_begun=True))
+            return
+        now = time.monotonic()
+        if assembler.frames and self.first_token_s is None:
+            self._first_token()
+        elif assembler.frames > self._progress_events and now - self._progress_s >= PROGRESS_S:
+            self._progress_s, self._progress_events = now, assembler.frames
+            self._surface.driver.feed(TokensProgressed(request_id=self.id, output_tokens=assembler.frames))
+
+    def _assembled(self, assembler: Assembler) -> None:
+        assert self.head is not None
+        if not assembler.complete:
+            self._attempt_failed("error_frame" if assembler.error else "truncated")
+            return
+        body = assembler.body()
+        lines = assembled_lines(self.head, self.id) + self._surface.explain(self)
+        self.responder.send_raw(200, lines, body)
+        self._finished(usage_of_body(body), assembler.frames)
+
     def _hold(self, data: bytes) -> None:
+        if self._assembler is not None:
+            self._gather(data, self._assembler)
+            return
         if self._passing:
             self.responder.write(data)
             return
@@ -347,6 +396,9 @@ class Flight:
     def _whole(self) -> None:
         head = self.head
         assert head is not None
+        if self._assembler is not None:
+            self._assembled(self._assembler)
+            return
         if self._passing:
             self.responder.end()
             self._finished(Usage(), 0)

@@ -37,6 +37,13 @@ def reply_lines(head: ReplyHead, request_id: str, *, stream: bool = False) -> by
     return b"".join(lines)
 
 
+def assembled_lines(head: ReplyHead, request_id: str) -> bytes:
+    """Header lines for a whole reply that was put together from a stream."""
+    dropped = _STREAM_DROPPED | {b"content-type"}
+    lines = [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in dropped]
+    return b"".join((*lines, b"content-type: application/json\r\nx-request-id: %b\r\n" % request_id.encode()))
+
+
 class Usage(msgspec.Struct, frozen=True):
     """What an engine counted; None where it does not tell."""
 

@@ -77,6 +77,8 @@ class Adapter:
     priority: bool = False
     cache_salt: bool = False
     transfers: tuple[str, ...] = ()
+    streams_whole: bool = False
+    """Whether it stops for a client that left only in a stream: then whole replies are streams put together here."""
     kv_lease: Callable[[Any], str | None] = no_lease
     endpoints: frozenset[str] = frozenset({"chat", "completions"})
 

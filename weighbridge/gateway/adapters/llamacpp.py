@@ -1,7 +1,7 @@
 """llama.cpp's server: slots from `/props`, load from `/slots` and, where it is switched on, `/metrics`.
 
-It has no KV gauge and ignores fields that it does not know. A whole (not streamed) reply goes on generating after its
-client has left, until the server next looks; a stream ends at once.
+It has no KV gauge and ignores fields that it does not know. A whole (not streamed) reply is generated to its end after
+its client has left, a stream ends at once: so it is always asked for a stream.
 """
 
 from __future__ import annotations
@@ -88,5 +88,6 @@ ADAPTER = Adapter(
     report=report,
     facts_paths=("/v1/models", "/props"),
     facts=facts,
+    streams_whole=True,
     endpoints=frozenset({"chat", "completions", "embeddings", "rerank", "tokenize", "detokenize"}),
 )
