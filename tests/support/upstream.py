@@ -4,6 +4,7 @@ A script is an async function `(call: Call) -> None` that runs once per received
 """
 
 import asyncio
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 
@@ -88,7 +89,8 @@ class Call:
 class FakeUpstream:
     """Use as `async with FakeUpstream(script) as upstream`."""
 
-    def __init__(self, script: Script, port: int = 0, health: int = 200) -> None:
+    def __init__(self, script: Script, port: int = 0, health: int = 200, tls: ssl.SSLContext | None = None) -> None:
+        self.tls = tls
         self.script = script
         self.calls: list[Call] = []
         self.connections = 0
@@ -98,7 +100,7 @@ class FakeUpstream:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> "FakeUpstream":
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

@@ -1,6 +1,7 @@
 """What the gateway reads in a body: prompt shapes, budgets, caps and the errors that name the field."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -111,6 +112,17 @@ def test_half_a_surrogate_pair_is_named(text: str) -> None:
         assert "half of a surrogate pair" in caught.value.message
     whole = '{"model":"m","messages":[{"content":"\\ud83d\\ude00"}]}'
     ClientRequest("chat", whole.encode(), LIMITS)
+
+
+def test_a_large_body_may_not_repeat_any_key_and_costs_little() -> None:
+    many = b"[" + b",".join([b'{"role":"user","content":"x"}'] * 30_000) + b"]"
+    body = b'{"model":"m","user":"a","user":"b","messages":' + many + b"}"
+    with pytest.raises(RequestError, match="`user` stands twice"):
+        ClientRequest("chat", body, LIMITS)
+    begun = time.process_time()
+    parsed = ClientRequest("chat", body.replace(b'"user":"b",', b""), LIMITS)
+    parsed.set_model("other")
+    assert time.process_time() - begun < 0.1, "a megabyte of tokens must not hold up the loop"
 
 
 def test_repeated_words_in_values_are_no_repeated_keys() -> None:

@@ -77,7 +77,11 @@ class Endpoint:
     def _ssl(self) -> ssl.SSLContext | None:
         if self.origin.scheme != "https":
             return None
-        return ssl.create_default_context(cafile=self.settings.ca_file)
+        try:
+            return ssl.create_default_context(cafile=self.settings.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            path = f"$.instances[{self.name}].ca_file"
+            raise ConfigError(f"ca_file {self.settings.ca_file} cannot be read: {error}", path=path) from None
 
     def open(self) -> Pool:
         """The connection pool; made within the running loop."""
