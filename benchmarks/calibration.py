@@ -4,8 +4,10 @@
     python benchmarks/calibration.py check full.json --throttle 1 --load 0.5 --seconds 120
     python benchmarks/calibration.py capacity full.json --throttle 1 --seconds 60
     python benchmarks/calibration.py whole --out full.json half.json --throttle 1 2
+    python benchmarks/calibration.py tables full.json half.json
 
-Every command starts an engine of its own (one thread, four slots, 1,024 tokens) and ends it. Output is JSON.
+Every command but the last starts an engine of its own (one thread, four slots, 1,024 tokens) and ends it, and prints
+or writes JSON; `tables` makes the page's tables of what `whole` wrote.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ import argparse
 import asyncio
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -117,6 +120,66 @@ def _rows(done: Sequence[Replayed]) -> list[list[float | None]]:
     ]
 
 
+LOADS = ("0.5", "0.9")
+METRICS = ("TTFT", "TPOT", "E2E")
+Row = list[float]
+
+
+def tables(args: argparse.Namespace) -> None:
+    """Markdown: errors and bands, capacity, and errors by prompt length and by how many others ran on arrival."""
+    found = {path.stem: json.loads(path.read_bytes()) for path in args.files}
+    print("| instance | calibration | load | requests | TTFT | TPOT | E2E | inside the 90 % band | bias of the mean |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name, one in found.items():
+        for load in LOADS:
+            report = one[f"load_{load}"]
+            errors = [report["metrics"][m.lower() + "_s"] for m in METRICS]
+            inside = " / ".join(f"{100 * report['inside'][m.lower() + '_s']:.0f}" for m in METRICS)
+            bias = " / ".join(f"{100 * e['bias_mean']:+.1f}" for e in errors)
+            medians = " | ".join(f"{100 * e['median']:.1f} %" for e in errors)
+            took = f"{one['calibrate_s']:.0f} s, {one['profile']['extra']['probes']} probes"
+            share = f"{100 * float(load):.0f} %"
+            print(f"| {name} | {took} | {share} | {report['requests']} | {medians} | {inside} % | {bias} % |")
+    print("\n| instance | forecast capacity | measured | off by | requests |\n|---|---|---|---|---|")
+    for name, one in found.items():
+        c = one["capacity"]
+        off = 100 * (c["forecast_per_s"] / c["measured_per_s"] - 1)
+        print(
+            f"| {name} | {c['forecast_per_s']:.2f} /s | {c['measured_per_s']:.2f} /s | {off:+.1f} % | {c['requests']} |"
+        )
+    _grouped("prompt tokens", found, lambda rows: [_bucket(r[1], (16, 32, 64, 10_000)) for r in rows])
+    _grouped("others on arrival", found, lambda rows: [_bucket(n, (0, 1, 3, 10_000)) for n in _concurrency(rows)])
+
+
+def _grouped(title: str, found: dict[str, dict[str, list[Row]]], key: Callable[[list[Row]], list[str]]) -> None:
+    print(f"\n| instance, load | {title} | requests | " + " | ".join(METRICS) + " |\n|---|---|---|---|---|---|")
+    for name, one in found.items():
+        for load in LOADS:
+            rows = one[f"rows_{load}"]
+            keys = key(rows)
+            for value in dict.fromkeys(sorted(keys, key=lambda text: int(text.split()[-1]))):
+                picked = [row for row, k in zip(rows, keys, strict=True) if k == value]
+                cells = []
+                for at in (3, 5, 7):
+                    errors = [abs(r[at + 1] / r[at] - 1) for r in picked if r[at]]
+                    cells.append(f"{100 * statistics.median(errors):.1f} %" if errors else "")
+                print(f"| {name}, {100 * float(load):.0f} % | {value} | {len(picked)} | " + " | ".join(cells) + " |")
+
+
+def _bucket(value: float, edges: Sequence[int]) -> str:
+    low = 0
+    for edge in edges:
+        if value <= edge:
+            return f"{low} to {edge}" if edge < 10_000 else f"at least {low}"
+        low = edge + 1
+    raise AssertionError(value)
+
+
+def _concurrency(rows: list[Row]) -> list[int]:
+    """How many requests were in the engine when each arrived; arrival plus E2E is when one left."""
+    return [sum(other[0] < row[0] < other[0] + other[7] for other in rows) for row in rows]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -137,10 +200,11 @@ def main() -> None:
     three.add_argument("--seconds", type=float, default=120.0)
     three.add_argument("--backlog", type=float, default=20.0)
     three.add_argument("--seed", type=int, default=11)
+    commands.add_parser("tables").add_argument("files", type=Path, nargs="+")
     for command in (one, *(commands.choices[name] for name in ("check", "capacity"))):
         command.add_argument("--throttle", type=float, default=1.0)
     args = parser.parse_args()
-    {"calibrate": calibrate, "whole": whole}.get(args.command, check)(args)
+    {"calibrate": calibrate, "whole": whole, "tables": tables}.get(args.command, check)(args)
 
 
 if __name__ == "__main__":
