@@ -7,6 +7,7 @@ nor decoding is in them. The first transfer opens connections and is left out of
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -62,7 +63,8 @@ async def measure_transfer(
         for done, size in enumerate([wanted[0], *wanted]):
             samples.append(await _one(client, source, target, size, rng))
             progress(done + 1, len(wanted) + 1)
-        return fit_transfer(samples)
+        per_token = statistics.median(moved / size for (moved, _), size in zip(samples[1:], wanted, strict=True))
+        return msgspec.structs.replace(fit_transfer(samples), bytes_per_token=per_token)
     finally:
         await client.close()
 

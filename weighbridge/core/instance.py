@@ -48,6 +48,13 @@ class StepTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sequence_knots: tuple[tuple[float, float], ...] = ()
 
 
+class Transfer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Seconds for KV to come into an instance from one that computed the prompt: latency and so much a token."""
+
+    latency_s: float = 0.0
+    seconds_per_token: float = 0.0
+
+
 class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One engine with its own KV cache. `models` are the ids it answers to; `error` is the profile's relative error."""
 
@@ -62,6 +69,8 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     error: float | None = None
     takes_priority: bool = False
     """Whether the engine orders its own queue by a priority number."""
+    transfer: Transfer | None = None
+    """Of a decode instance: what handing KV over to it costs, where that was measured."""
     pairs_early: bool = False
     """Whether its prefill leg must start together with the decode leg, which is to be chosen at once."""
     preemption: tuple[str, ...] = ()

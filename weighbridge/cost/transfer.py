@@ -8,21 +8,33 @@ import msgspec
 import numpy as np
 
 from weighbridge.core.errors import InputError
+from weighbridge.core.instance import Transfer
 from weighbridge.cost.nnls import nnls
 
 
 class TransferTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """One direction of one pair. `error` is the median absolute relative residual of the transfers fitted."""
+    """One direction of one pair. `error` is the median absolute relative residual of the transfers fitted.
+
+    `bytes_per_token` is the KV of one token as it was moved; 0 where that is not known.
+    """
 
     latency_s: float
     seconds_per_byte: float
     error: float = 0.0
     count: int = 0
+    bytes_per_token: float = 0.0
 
     @property
     def bytes_per_s(self) -> float:
         """Infinite where no transfer was large enough to see a bandwidth."""
         return 1.0 / self.seconds_per_byte if self.seconds_per_byte > 0 else float("inf")
+
+    @property
+    def per_token(self) -> Transfer:
+        """As the router uses it. Raises InputError where the KV of a token is not known."""
+        if not self.bytes_per_token > 0:
+            raise InputError("the transfer terms do not say `bytes_per_token`; measure the transfer again")
+        return Transfer(latency_s=self.latency_s, seconds_per_token=self.seconds_per_byte * self.bytes_per_token)
 
     def seconds(self, size_bytes: float) -> float:
         """Of one transfer on an idle link."""

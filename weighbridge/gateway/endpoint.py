@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from weighbridge.core.errors import ConfigError
-from weighbridge.core.instance import InstanceSpec, Limits, LoadReport
+from weighbridge.core.errors import ConfigError, InputError
+from weighbridge.core.instance import InstanceSpec, Limits, LoadReport, Transfer
 from weighbridge.cost.profile import Profile, decode_profile
+from weighbridge.cost.transfer import TransferTerms
 from weighbridge.gateway.adapters import Adapter, Facts, adapter_for
 from weighbridge.gateway.client_request import ClientRequest
 from weighbridge.gateway.kv_address import AUTO, check_address
@@ -40,6 +41,8 @@ class Endpoint:
         self.limits = settings.client or client
         self.key = _key(settings, environment, where)
         self.profile = read_profile(settings.profile) if settings.profile else None
+        path = settings.transfer_profile
+        self.transfer_terms = read_transfer(path, f"{where}.transfer_profile") if path else None
         self.ssl_context = self._ssl()
         self.pool: Pool | None = None
         self.up = False
@@ -104,6 +107,7 @@ class Endpoint:
             step=profile.step if profile else None,
             error=profile.error if profile else None,
             takes_priority=self.takes_priority,
+            transfer=self.transfer_terms,
             pairs_early=self.transfer in CONCURRENT,
             warm_limit=self.warm_limit,
         )
@@ -197,6 +201,16 @@ def _key(settings: InstanceSettings, environment: Mapping[str, str], where: str)
     if not key.isascii() or any(c <= " " or c == "\x7f" for c in key):
         raise ConfigError(f"the key in {settings.api_key_env} holds a blank or control character", path=where)
     return key
+
+
+def read_transfer(path: str, where: str) -> Transfer:
+    """Reads measured transfer terms. Raises ConfigError."""
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=TransferTerms).per_token
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", path=where) from None
+    except (msgspec.MsgspecError, InputError) as error:
+        raise ConfigError(f"{path}: {error}", path=where) from None
 
 
 def read_profile(path: str) -> Profile:

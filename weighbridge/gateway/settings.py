@@ -20,7 +20,8 @@ class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """One engine. `models` empty: asked from the engine. `aliases`: the name clients use -> the name the engine knows.
 
     `api_key_env` names the environment variable that holds the engine's key; the key itself never stands in a file.
-    `profile` is the path of a profile file. Values in `limits` override what the engine tells.
+    `profile` is the path of a profile file, `transfer_profile` that of what `calibrate --transfer-to` wrote for
+    a decode instance. Values in `limits` override what the engine tells.
     `kv_events`: the ZeroMQ address of the engine's KV cache events, such as tcp://HOST:5557, or `auto` to ask the
     engine; `kv_events_replay` that of its replays.
     """
@@ -34,6 +35,7 @@ class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     pool: str = "default"
     api_key_env: str | None = None
     profile: str | None = None
+    transfer_profile: str | None = None
     limits: Limits | None = None
     client: ClientLimits | None = None
     ca_file: str | None = None

@@ -30,6 +30,8 @@ class Cost:
         "seen",
         "sequence_s",
         "terms",
+        "transfer_latency_s",
+        "transfer_token_s",
     )
 
     def __init__(self, spec: InstanceSpec, terms: StepTerms) -> None:
@@ -37,6 +39,9 @@ class Cost:
         self.budget = spec.limits.token_budget or DEFAULT_BUDGET
         self.capacity = spec.limits.kv_tokens
         self.error = UNKNOWN_ERROR if spec.error is None else spec.error
+        transfer = spec.transfer
+        self.transfer_latency_s = 0.0 if transfer is None else transfer.latency_s
+        self.transfer_token_s = 0.0 if transfer is None else transfer.seconds_per_token
         self.knotted = bool(terms.sequence_knots)
         """Whether the sequence term is a curve, not a line."""
         self.prefill_scale = self.decode_scale = 1.0

@@ -7,6 +7,7 @@ tokens, on an instance with D decoding sequences that hold K KV tokens and Q pro
     wait    = td/2 [if busy] + prefill*Q' + ceil(Q'/room)*td + time until enough KV frees
               Q' = Q less what the head of the queue has progressed since it started
     prefill = prefill*n + ceil(n/room)*td                   TTFT = wait + prefill
+    transfer = latency + seconds per token * prompt         on the decode leg, where it was measured
     tpot    = (base + sequence*S + kv*Kb) / (1 - min(u, .7)),  u = share of the fleet's prefill capacity in use
               S, Kb: the batch that will run beside it on average, remaining lengths taken as exponential
     delay   = D*prefill*n + sum_j min(left_j, o)*(sequence + kv*(n + o/2)), and recompute if KV would overflow
@@ -44,13 +45,22 @@ def chance(margin: float, width: float) -> float:
 class Forecast:
     """Seconds, chances and hits of one request on one instance."""
 
-    __slots__ = ("delay_s", "hit", "kv_over_tokens", "loss", "prefill_s", "tpot_s", "wait_s")
+    __slots__ = ("delay_s", "hit", "kv_over_tokens", "loss", "prefill_s", "tpot_s", "transfer_s", "wait_s")
 
     def __init__(
-        self, wait_s: float, prefill_s: float, tpot_s: float, delay_s: float, hit: float, loss: float, kv_over: float
+        self,
+        wait_s: float,
+        prefill_s: float,
+        transfer_s: float,
+        tpot_s: float,
+        delay_s: float,
+        hit: float,
+        loss: float,
+        kv_over: float,
     ) -> None:
         self.wait_s = wait_s
         self.prefill_s = prefill_s
+        self.transfer_s = transfer_s
         self.tpot_s = tpot_s
         self.delay_s = delay_s
         self.hit = hit
@@ -60,7 +70,7 @@ class Forecast:
     @property
     def ttft_s(self) -> float:
         """From now to the first token."""
-        return self.wait_s + self.prefill_s
+        return self.wait_s + self.prefill_s + self.transfer_s
 
 
 class Asked:
@@ -106,6 +116,7 @@ def forecast_on(option: Option, cost: Cost, asked: Asked) -> Forecast:
     room = max(cost.budget - decoding, 64)
     per_token = cost.prefill_s
     wait = 0.5 * td if busy else 0.0
+    transfer = 0.0
     if prompt:
         if instance.prefill_tokens:
             owed = _owed(instance, asked.now_s, per_token + td / room)
@@ -113,6 +124,7 @@ def forecast_on(option: Option, cost: Cost, asked: Asked) -> Forecast:
         prefill = per_token * prompt + (td if prompt <= room else _ceil(prompt / room) * td)
     else:
         prefill = td
+        transfer = cost.transfer_latency_s + cost.transfer_token_s * context
     left = stay = overlap = 0.0
     if busy:
         left = instance.decode_tokens / busy
@@ -145,9 +157,9 @@ def forecast_on(option: Option, cost: Cost, asked: Asked) -> Forecast:
             shared = overlap * output * (cost.sequence_s + cost.kv_s * own)
             delay = decoding * stall + busy * shared
             loss = _loss(instance, asked.now_s, tpot, stall, shared, asked.error)
-    if leg != "decode" and asked.slack_s != _INFINITY:
-        hit *= chance(asked.slack_s - wait - prefill, asked.ttft_s)
-    return Forecast(wait, prefill, tpot, delay, hit, loss, kv_over)
+    if (leg != "decode" or transfer) and asked.slack_s != _INFINITY:
+        hit *= chance(asked.slack_s - wait - prefill - transfer, asked.ttft_s)
+    return Forecast(wait, prefill, transfer, tpot, delay, hit, loss, kv_over)
 
 
 def tpot_bound(tier: Tier, output_tokens: float) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from weighbridge.core.instance import InstanceSpec, Limits, Rates, Role, StepTerms
+from weighbridge.core.instance import InstanceSpec, Limits, Rates, Role, StepTerms, Transfer
 from weighbridge.cost.step import COEFFICIENTS, rates_of
 from weighbridge.scheduling.scheduler import SchedulerConfig
 from weighbridge.sim.cost_runner import Disturbance
@@ -24,12 +24,31 @@ def scaled(terms: StepTerms, factor: float) -> StepTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """KV transfer into a decode instance: FIFO, `latency_s + bytes / bandwidth`."""
+
+    latency_s: float = 0.005
+    bytes_per_token: int = 131_072
+    bandwidth: float = 10e9
+
+    def seconds(self, tokens: int) -> float:
+        """How long the link is busy with the KV of that many tokens (latency apart)."""
+        return tokens * self.bytes_per_token / self.bandwidth
+
+    @property
+    def terms(self) -> Transfer:
+        """As a calibration would have found it."""
+        return Transfer(latency_s=self.latency_s, seconds_per_token=self.bytes_per_token / self.bandwidth)
+
+
+@dataclass(frozen=True, slots=True)
 class SimulatedInstance:
     """One instance: its true costs and limits, and what the router is told (`believed`; None = the truth).
 
     `knows_costs` False tells the router neither step terms nor rates, as if it had never been calibrated.
     `rates` replaces the two-rate view that is derived from the step terms. `priorities` says that its scheduler orders
     by priority, and tells the router so. `preemption` names the modes in which it preempts a request when asked to.
+    `link` is KV's way into it where that is not the fleet's, and is told to the router like its costs.
     """
 
     name: str
@@ -44,6 +63,7 @@ class SimulatedInstance:
     priorities: bool = False
     rates: Rates | None = None
     preemption: tuple[str, ...] = ()
+    link: Link | None = None
 
     def spec(self) -> InstanceSpec:
         """What a calibrated gateway would know of it."""
@@ -66,20 +86,8 @@ class SimulatedInstance:
             error=self.error if self.knows_costs else None,
             takes_priority=self.priorities,
             preemption=self.preemption,
+            transfer=self.link.terms if self.link is not None and self.knows_costs else None,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """KV transfer into a decode instance: FIFO, `latency_s + bytes / bandwidth`."""
-
-    latency_s: float = 0.005
-    bytes_per_token: int = 131_072
-    bandwidth: float = 10e9
-
-    def seconds(self, tokens: int) -> float:
-        """How long the link is busy with the KV of that many tokens (latency apart)."""
-        return tokens * self.bytes_per_token / self.bandwidth
 
 
 @dataclass(frozen=True, slots=True)

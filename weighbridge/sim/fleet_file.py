@@ -27,11 +27,24 @@ from weighbridge.sim.fleet import RTX_4090, RTX_PRO_6000, Fault, Link, Simulated
 PRESETS = {"rtx-pro-6000": RTX_PRO_6000, "rtx-4090": RTX_4090}
 
 
+class LinkFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """KV transfer into each decode instance."""
+
+    latency_s: float = 0.005
+    bytes_per_token: int = 131_072
+    bandwidth: float = 10e9
+
+    def build(self) -> Link:
+        """The link it describes."""
+        return Link(self.latency_s, self.bytes_per_token, self.bandwidth)
+
+
 class InstanceGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`count` equal instances named NAME0, NAME1, ... Costs come from `profile` (a file), `step` or `preset`.
 
     `slowdown` multiplies the true costs; `believed_slowdown` what the router is told (None: the truth, 0: nothing).
-    Limits that are not given come from the profile, else from the scheduler's defaults.
+    Limits that are not given come from the profile, else from the scheduler's defaults; `link` is KV's way into decode
+    instances that have another than the fleet's, and the router is told of it.
     """
 
     name: str
@@ -52,14 +65,7 @@ class InstanceGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     preempt_priority: bool = False
     noise: float = 0.0
     bend: float = 0.0
-
-
-class LinkFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """KV transfer into each decode instance."""
-
-    latency_s: float = 0.005
-    bytes_per_token: int = 131_072
-    bandwidth: float = 10e9
+    link: LinkFile | None = None
 
 
 class FaultFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,7 +108,7 @@ def build_fleet(file: FleetFile, read_profile: Callable[[str], Profile]) -> Simu
             )
     return SimulatedFleet(
         tuple(instances),
-        Link(file.link.latency_s, file.link.bytes_per_token, file.link.bandwidth),
+        file.link.build(),
         tuple(Fault(f.at_s, f.kind, f.instance, f.factor) for f in file.faults),
         cold_start_s=file.cold_start_s,
         detect_s=file.detect_s,
@@ -157,5 +163,6 @@ def _group(group: InstanceGroup, path: str, read_profile: Callable[[str], Profil
         disturbance=Disturbance(group.noise, group.bend),
         pool=group.role if group.role != "mixed" else "default",
         priorities=group.discipline == "priority",
+        link=group.link.build() if group.link is not None else None,
     )
     return [replace(one, name=f"{group.name}{k}") for k in range(group.count)]

@@ -376,7 +376,7 @@ class Simulation:
 
     def _transfer(self, live: Live, now: float) -> None:
         live.state = "transfer"
-        link = self.fleet.link
+        link = self.fleet.instances[live.decode].link or self.fleet.link
         start = max(now, self._link_free[live.decode])
         self._link_free[live.decode] = start + link.seconds(live.request.prompt_tokens)
         if live.stages is not None:

@@ -50,7 +50,7 @@ class Calibrated:
             if cost is None:
                 return self._by_tokens(view)
             each = forecast_on(option, cost, asked)
-            seconds = each.wait_s + each.prefill_s + output * each.tpot_s + each.delay_s
+            seconds = each.ttft_s + output * each.tpot_s + each.delay_s
             if each.kv_over_tokens > 0:
                 seconds += each.kv_over_tokens * cost.prefill_s * (option.instance.decoding + 1)
             made.append(each)
@@ -93,8 +93,10 @@ class Calibrated:
 
 
 def _terms(made: Forecast) -> dict[str, float]:
+    transfer = {"transfer_s": made.transfer_s} if made.transfer_s else {}
     return {
         "wait_s": made.wait_s,
+        **transfer,
         "prefill_s": made.prefill_s,
         "tpot_s": made.tpot_s,
         "delay_to_others_s": made.delay_s,
