@@ -6,7 +6,7 @@ The pages are read by the gateway's adapters; what an engine does not tell stays
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -14,7 +14,8 @@ import msgspec
 from weighbridge.core.errors import ConfigError, UpstreamError
 from weighbridge.core.instance import Limits, LoadReport
 from weighbridge.gateway.adapters import ADAPTERS, Adapter
-from weighbridge.gateway.adapters.adapter import json_of, model_entries, model_ids, samples, total
+from weighbridge.gateway.adapters.adapter import model_entries, model_ids, samples, total
+from weighbridge.gateway.adapters.recognise import TELLING, recognised
 from weighbridge.http.client import HttpClient, Reply
 from weighbridge.http.errors import ExchangeFailed
 
@@ -23,8 +24,6 @@ KINDS: tuple[Kind, ...] = ("vllm", "sglang", "llamacpp", "tgi", "transformers", 
 TOKEN_PROMPTS = frozenset({"vllm", "sglang", "llamacpp", "embedded"})
 """Kinds whose completions take token ids, so that a prompt's length is exact."""
 _MODELS = "/v1/models"
-_TELLING = (_MODELS, "/metrics", "/props", "/info")
-"""Pages by which an engine's kind is found out."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,8 +72,8 @@ async def read_endpoint(
         raise UpstreamError(
             f"{root}: refused with HTTP {pages[_MODELS].status}; name a variable that holds a key by --key-env"
         )
-    await _read(client, root, headers, _TELLING if kind is None else (), pages)
-    found = kind or _guess(pages)
+    await _read(client, root, headers, TELLING if kind is None else (), pages)
+    found = kind or cast("Kind", recognised(pages))
     adapter = ADAPTERS[found]
     await _read(client, root, headers, (*adapter.facts_paths, *adapter.report_paths), pages)
     facts = adapter.facts(pages)
@@ -147,24 +146,3 @@ def _choose(root: str, names: tuple[str, ...], status: int, model: str | None) -
     if names and model not in names:
         raise UpstreamError(f"{root}: does not serve {model!r}; it serves {', '.join(names[:8])}")
     return model
-
-
-def _guess(pages: Mapping[str, Reply]) -> Kind:
-    metrics = (page.body if (page := pages.get("/metrics")) is not None else b"")[:400_000]
-    owners = {entry.get("owned_by") for entry in model_entries(pages)}
-    if "weighbridge" in owners or b"weighbridge_engine_" in metrics:
-        return "embedded"
-    if b"vllm:" in metrics or "vllm" in owners:
-        return "vllm"
-    if b"sglang:" in metrics or b"sglang_" in metrics or "sglang" in owners:
-        return "sglang"
-    if "total_slots" in _object(pages, "/props"):
-        return "llamacpp"
-    if "max_batch_total_tokens" in _object(pages, "/info") or b"tgi_" in metrics:
-        return "tgi"
-    return "openai"
-
-
-def _object(pages: Mapping[str, Reply], path: str) -> dict[str, Any]:
-    value = json_of(pages.get(path))
-    return value if isinstance(value, dict) else {}

@@ -148,28 +148,34 @@ def _profiles(settings: Settings, directory: Path) -> Iterator[Finding]:
 
 def _reach(settings: Settings) -> Iterator[Finding]:
     import asyncio
+    import os
 
-    from weighbridge.http import ClientLimits, ExchangeFailed, HttpClient
+    from weighbridge.commands._engine_checks import check_engine
+    from weighbridge.core.errors import WeighbridgeError
+    from weighbridge.gateway.endpoint import Endpoint
+    from weighbridge.http import ClientLimits, HttpClient
 
     async def probe() -> list[Finding]:
-        client = HttpClient(ClientLimits())
         findings = []
         for instance in settings.instances:
             try:
-                reply = await client.request("GET", f"{instance.url.rstrip('/')}/v1/models", timeout_s=3.0)
-            except (ExchangeFailed, OSError) as error:
-                findings.append(Finding("fail", instance.name, f"{instance.url}: {error}", "start it, or mend `url`"))
+                key = instance.api_key_env
+                known = {key: os.environ.get(key) or "unset"} if key else {}  # its absence is told elsewhere
+                endpoint = Endpoint(msgspec.structs.replace(instance, profile=None), settings.client, known)
+            except WeighbridgeError as error:
+                findings.append(Finding("fail", instance.name, str(error), "mend it"))
                 continue
-            if reply.status == 401 and instance.api_key_env is None:
-                findings.append(Finding("fail", instance.name, "wants an API key", "set `api_key_env`"))
-            elif reply.status >= 500:
-                findings.append(Finding("fail", instance.name, f"answers {reply.status} to /v1/models", "see its log"))
-            else:
-                findings.append(Finding("ok", instance.name, f"{instance.url} answers"))
-        await client.close()
+            client = HttpClient(ClientLimits(), endpoint.ssl_context)
+            findings += [Finding(*row) for row in _named(instance.name, await check_engine(endpoint, client))]
+            await client.close()
         return findings
 
     yield from asyncio.run(probe())
+
+
+def _named(name: str, rows: list[tuple[str, str, str]]) -> Iterator[tuple[Any, str, str, str]]:
+    for level, message, remedy in rows:
+        yield level, name, message, remedy
 
 
 def _drift(settings: Settings) -> Iterator[Finding]:
