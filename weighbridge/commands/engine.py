@@ -25,7 +25,9 @@ def engine(
     library: Annotated[str | None, typer.Option(help="Another libllama than the one of xllamacpp.")] = None,
     gpu_layers: Annotated[int, typer.Option(help="Layers on a GPU; -1 all, 0 none.")] = 0,
     model_id: Annotated[str | None, typer.Option(help="Name to serve the model under.")] = None,
-    throttle: Annotated[float, typer.Option(help="Slow down by this factor, for tests of uneven fleets.")] = 1.0,
+    throttle: Annotated[
+        str, typer.Option(help="Slow down by this factor, or prefill and decode by their own (35:6), for tests.")
+    ] = "1",
     json: Annotated[bool, typer.Option("--json", help="Print what became ready as one JSON line.")] = False,
 ) -> None:
     """Serve one embedded instance with an OpenAI API until Ctrl-C."""
@@ -33,6 +35,7 @@ def engine(
 
     from weighbridge.engine.instance import InstanceOptions
 
+    throttle_prefill, throttle_decode = _factors(throttle)
     options = InstanceOptions(
         name="engine",
         host=host,
@@ -44,11 +47,21 @@ def engine(
         threads=threads,
         gpu_layers=gpu_layers,
         library=library,
-        throttle_prefill=throttle,
-        throttle_decode=throttle,
+        throttle_prefill=throttle_prefill,
+        throttle_decode=throttle_decode,
         probe=False,
     )
     uvloop.run(_serve(options, json))
+
+
+def _factors(throttle: str) -> tuple[float, float]:
+    """`--throttle` as factors of prefill and decode: one number for both, or `PREFILL:DECODE`."""
+    prefill, _, decode = throttle.partition(":")
+    try:
+        return float(prefill), float(decode or prefill)
+    except ValueError:
+        message = f"{throttle!r} is neither a factor such as 2 nor two such as 35:6 (prefill:decode)"
+        raise typer.BadParameter(message, param_hint="--throttle") from None
 
 
 async def _serve(options: InstanceOptions, json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Callable
@@ -34,7 +35,8 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     (or -1, all) puts that much of the model on a GPU that the library supports. `kv_hosts` are the hosts that KV may be
     pulled from, `kv_advertise` the host that others are told to pull from. `kv_events` is a ZeroMQ endpoint such as
     `tcp://127.0.0.1:5557` to publish KV cache events on, `kv_events_replay` one for replays. `profile` is a file for
-    the measured rates; without one they are measured at each start.
+    the measured rates; without one they are measured at each start. `throttle_prefill` and `throttle_decode` make that
+    work take so many times as long, to test fleets of uneven instances.
     """
 
     name: str = "embedded-0"
@@ -75,7 +77,7 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             if getattr(self, name) < 1:
                 raise ConfigError(f"must be at least 1, not {getattr(self, name)}", source="engine", path=name)
         for name in ("throttle_prefill", "throttle_decode"):
-            if getattr(self, name) < 1.0:
+            if not 1.0 <= getattr(self, name) < math.inf:
                 raise ConfigError("must be at least 1: it can only slow down", source="engine", path=name)
         for name in ("busy_prefill_tokens", "idle_prefill_tokens"):
             value = getattr(self, name)
