@@ -1,6 +1,6 @@
 """The embedded engine's own promises, measured in one process without HTTP.
 
-    python benchmarks/engine_cases.py budgets prefix cyclic spf kv python pair preempt [--library PATH] [--runs 3]
+    python benchmarks/engine_cases.py budgets prefix cyclic spf kv python pair preempt speed [--library dispatch]
 
 Each case prints one table. Times are CPU seconds of the engine's only thread, which is always busy here: on idle cores
 they are wall seconds, and other processes do not disturb them. `pair` alone takes wall time and needs two free cores.
@@ -15,11 +15,11 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from weighbridge.engine.engine import Engine
 from weighbridge.engine.generation import GenerationRequest, Output, Sink
 from weighbridge.engine.libllama import Library
+from weighbridge.engine.library_store import resolve_library
 from weighbridge.engine.model import LlamaModel, ModelOptions
 from weighbridge.engine.model_store import DEFAULT_MODEL, resolve_model
 from weighbridge.engine.options import EngineOptions
@@ -341,7 +341,8 @@ def speed(model: LlamaModel, runs: int) -> None:
         for slot in slots:
             runner.trim(slot, 200)
         parts.append(f"B{count} {statistics.median(times) * 1e3:.1f} ms")
-    print(f"{model.library.path.name}: prefill {statistics.median(prefill):.0f} tokens/s, decode {', '.join(parts)}")
+    name = f"{model.library.path.name}, {model.describe()}"
+    print(f"{name}: prefill {statistics.median(prefill):.0f} tokens/s, decode {', '.join(parts)}")
     runner.close()
 
 
@@ -353,10 +354,11 @@ CASES: dict[str, Callable[[LlamaModel, int], None]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=list(CASES), choices=[*CASES, []])
-    parser.add_argument("--library", type=Path)
+    parser.add_argument("--library", help="`dispatch` or a path")
+    parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--runs", type=int, default=3)
     arguments = parser.parse_args()
-    model = LlamaModel(Library(arguments.library), ModelOptions(resolve_model(DEFAULT_MODEL)[0]))
+    model = LlamaModel(Library(resolve_library(arguments.library)), ModelOptions(resolve_model(arguments.model)[0]))
     for name in arguments.cases:
         print(f"\n{name}: {(CASES[name].__doc__ or '').strip()}", flush=True)
         CASES[name](model, arguments.runs)

@@ -33,7 +33,7 @@ def facts(pid: int) -> dict[str, int]:
 
 
 async def one(client: HttpClient, url: str, rng: random.Random, counts: dict[str, int]) -> None:
-    prompt = [rng.randrange(1000, 40000) for _ in range(rng.randrange(2, 7))]
+    prompt = [rng.randrange(1000, 40000) for _ in range(rng.randrange(2, 5))]
     body = {"prompt": prompt, "max_tokens": rng.randrange(1, 4), "stream": rng.random() < 0.5, "temperature": 0}
     call = client.request("POST", url + "/v1/completions", body=json.dumps(body).encode(), timeout_s=300.0)
     try:

@@ -4,8 +4,8 @@
 
 Both servers run at the same time, each pinned to a core of its own with its load generator, and swap cores every run,
 so that noise hits both. A case is slots:requests:prompt tokens:shared tokens; each run has fresh random prompts.
-`--ours-library` gives our side another libllama; then the two run one after the other would be no fairer, so the same
-protocol is kept.
+`--ours-library` and `--ours-model` give our side another libllama or another file of the model, to compare with what
+`pip install xllamacpp` serves.
 """
 
 from __future__ import annotations
@@ -48,13 +48,20 @@ def serve_theirs(slots: int, context: int) -> None:
     sys.stdin.read()
 
 
-def serve_ours(slots: int, context: int, library: str | None) -> None:
+def serve_ours(slots: int, context: int, library: str | None, model: str | None) -> None:
     """Our engine, until standard input ends."""
     from weighbridge.engine.instance import InstanceOptions, start_instance
 
     async def run() -> None:
         options = InstanceOptions(
-            slots=slots, context_tokens=context, threads=1, probe=False, library=library, max_waiting=1000
+            model=model or DEFAULT_MODEL,
+            model_id=DEFAULT_MODEL,
+            slots=slots,
+            context_tokens=context,
+            threads=1,
+            probe=False,
+            library=library,
+            max_waiting=1000,
         )
         instance = await start_instance(options)
         print(json.dumps({"url": f"http://127.0.0.1:{instance.info.port}"}), flush=True)
@@ -156,11 +163,11 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def compare(case: str, runs: int, library: str | None, seed: int) -> dict[str, object]:
+def compare(case: str, runs: int, library: str, model: str, seed: int) -> dict[str, object]:
     slots, requests, length, shared = map(int, case.split(":"))
     context = 1024
     sides = {
-        "ours": spawn("ours", str(slots), str(context), *([library] if library else [])),
+        "ours": spawn("ours", str(slots), str(context), library, model),
         "theirs": spawn("theirs", str(slots), str(context)),
     }
     results: dict[str, list[dict[str, float]]] = {"ours": [], "theirs": []}
@@ -222,7 +229,7 @@ def main() -> None:
         if kind == "load":
             load(rest[0], json.loads(sys.stdin.read()))
         elif kind == "ours":
-            serve_ours(int(rest[0]), int(rest[1]), rest[2] if len(rest) > 2 else None)
+            serve_ours(int(rest[0]), int(rest[1]), rest[2] or None, rest[3] or None)
         else:
             serve_theirs(int(rest[0]), int(rest[1]))
         return
@@ -230,10 +237,14 @@ def main() -> None:
     parser.add_argument("--case", action="append", required=True)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--ours-library")
+    parser.add_argument("--ours-library", default="")
+    parser.add_argument("--ours-model", default="")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    results = [compare(case, arguments.runs, arguments.ours_library, arguments.seed) for case in arguments.case]
+    results = [
+        compare(case, arguments.runs, arguments.ours_library, arguments.ours_model, arguments.seed)
+        for case in arguments.case
+    ]
     for result in results:
         show(result)
     if arguments.json:

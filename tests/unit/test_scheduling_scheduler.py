@@ -63,16 +63,36 @@ def test_split_gives_the_rest_of_the_budget_to_the_next_prompt():
     assert pieces(step(scheduler)) == [("a", 0, 100), ("b", 0, 384)]
 
 
-def test_prefill_beside_decodes_grows_with_the_prompts_that_wait_for_them():
+def test_prefill_beside_decodes_grows_with_the_prompts_of_a_burst_until_the_last_is_done():
     scheduler = Scheduler(EMBEDDED)
     scheduler.add(Sequence("decodes", 10, 50))
     step(scheduler)
     for name in ("a", "b", "c"):
         scheduler.add(Sequence(name, 500, 5))
-    assert step(scheduler).prefill_tokens == 256, "three wait for one: three times 128, and at most half of 512"
+    sizes = []
+    while (batch := step(scheduler)).prefills:
+        sizes.append(batch.prefill_tokens)
+    assert sizes == [256, 244, 256, 244, 256, 244], "three came: three times 128, and at most half of 512"
+
+
+def test_a_lone_prompt_beside_decodes_keeps_to_the_base_budget():
+    scheduler = Scheduler(EMBEDDED)
+    for name in ("a", "b"):
+        scheduler.add(Sequence(name, 60, 50))
     step(scheduler)
-    batch = step(scheduler)
-    assert (len(batch.decodes), batch.prefill_tokens) == (2, 128), "two wait for two"
+    scheduler.add(Sequence("long", 1000, 5))
+    assert max(step(scheduler).prefill_tokens for _ in range(8)) == 128
+
+
+def test_the_last_tokens_of_a_prompt_go_along_in_a_burst_and_never_pass_the_step_budget():
+    scheduler = Scheduler(EMBEDDED)
+    for name, prompt in (("a", 524), ("b", 264), ("c", 268)):
+        scheduler.add(Sequence(name, prompt, 50))
+    assert pieces(step(scheduler)) == [("a", 0, 512)], "the step's own budget is a bound"
+    assert pieces(step(scheduler)) == [("a", 512, 12), ("b", 0, 264), ("c", 0, 192)]
+    assert pieces(step(scheduler)) == [("c", 192, 76)]
+    scheduler.add(Sequence("d", 136, 50))
+    assert pieces(step(scheduler)) == [("d", 0, 128)], "alone it is cut to the budget"
 
 
 def test_shortest_prompt_overtakes_a_prefill_that_runs():

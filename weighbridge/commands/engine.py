@@ -22,7 +22,7 @@ def engine(
     slots: Annotated[int, typer.Option(help="Sequences computed at the same time.")] = 4,
     context: Annotated[int, typer.Option(help="Tokens per slot, prompt and output together.")] = 2048,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 takes all cores.")] = 0,
-    library: Annotated[str | None, typer.Option(help="Another libllama than the one of xllamacpp.")] = None,
+    library: Annotated[str | None, typer.Option(help="Another libllama: `dispatch`, or a path.")] = None,
     gpu_layers: Annotated[int, typer.Option(help="Layers on a GPU; -1 all, 0 none.")] = 0,
     model_id: Annotated[str | None, typer.Option(help="Name to serve the model under.")] = None,
     throttle: Annotated[

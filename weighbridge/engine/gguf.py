@@ -5,6 +5,7 @@ Reads the header only. Layout: magic, version, counts, typed key-value metadata,
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ _TENSOR_BYTES = {
     12: (144, 256),
     13: (176, 256),
     14: (210, 256),
+    20: (18, 32),
     30: (2, 1),
 }
 _MAX_ITEMS = 1 << 24
@@ -52,6 +54,70 @@ class ModelFile:
         if self.layers is None or self.kv_heads is None or self.head_values is None:
             return 0
         return int(2 * self.layers * self.kv_heads * self.head_values * value_bytes * tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor: its shape (innermost first), type number, and offset from the start of the file's data."""
+
+    name: bytes
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+    @property
+    def values(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    def describe(self, kind: int, offset: int) -> bytes:
+        """Its description in a file where it has another type and place."""
+        shape = struct.pack(f"<I{len(self.shape)}Q", len(self.shape), *self.shape)
+        return struct.pack("<Q", len(self.name)) + self.name + shape + struct.pack("<IQ", kind, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    """Where things are in a model file: the first byte after the metadata, the four bytes of `general.file_type` (None
+    if it has none), all tensors in the file's order, the first byte of their data and its alignment."""
+
+    metadata_end: int
+    file_type_at: int | None
+    tensors: tuple[TensorInfo, ...]
+    data_start: int
+    alignment: int
+
+
+def tensor_bytes(kind: int, values: int) -> int:
+    """Bytes of so many values of a tensor type. Raises ModelError where the type is not known here."""
+    if kind not in _TENSOR_BYTES:
+        raise ModelError(f"tensor type {kind} is not known here")
+    block_bytes, block_values = _TENSOR_BYTES[kind]
+    return values // block_values * block_bytes
+
+
+def read_layout(path: Path) -> FileLayout:
+    """Where the tensors of a model file are. Raises ModelError as `read_model_file` does."""
+    read_model_file(path)
+    with path.open("rb") as file:
+        file.seek(8)
+        tensors, pairs = _scalar(file, "<Q"), _scalar(file, "<Q")
+        alignment, file_type_at = 32, None
+        for _ in range(pairs):
+            key, kind = _string(file), _scalar(file, "<I")
+            if key == "general.file_type" and kind == 4:
+                file_type_at = file.tell()
+            value = _value(file, kind)
+            if key == "general.alignment":
+                alignment = int(value)
+        metadata_end = file.tell()
+        found = []
+        for _ in range(tensors):
+            name = _string(file).encode()
+            shape = tuple(_scalar(file, "<Q") for _ in range(_scalar(file, "<I")))
+            found.append(TensorInfo(name, shape, _scalar(file, "<I"), _scalar(file, "<Q")))
+        data_start = -(-file.tell() // alignment) * alignment
+    return FileLayout(metadata_end, file_type_at, tuple(found), data_start, alignment)
 
 
 def read_model_file(path: Path) -> ModelFile:

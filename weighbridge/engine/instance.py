@@ -19,6 +19,7 @@ from weighbridge.cost.profile import Profile
 from weighbridge.engine.kv_events import KvEventSettings
 from weighbridge.engine.kv_service import TransferSettings
 from weighbridge.engine.libllama import Library
+from weighbridge.engine.library_store import resolve_library
 from weighbridge.engine.model import LlamaModel, ModelOptions
 from weighbridge.engine.model_store import DEFAULT_MODEL, resolve_model
 from weighbridge.engine.options import EngineOptions
@@ -31,12 +32,13 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Everything that makes an embedded instance. `threads` 0 takes all cores; `cores` pins to these.
 
     `model` is a catalogue name or a GGUF path, `chat_template` a Jinja file instead of the model's own template,
-    `adapters` LoRA files (GGUF) with their scales. `library` is another libllama than the wheel's. `gpu_layers` above 0
-    (or -1, all) puts that much of the model on a GPU that the library supports. `kv_hosts` are the hosts that KV may be
-    pulled from, `kv_advertise` the host that others are told to pull from. `kv_events` is a ZeroMQ endpoint such as
-    `tcp://127.0.0.1:5557` to publish KV cache events on, `kv_events_replay` one for replays. `profile` is a file for
-    the measured rates; without one they are measured at each start. `throttle_prefill` and `throttle_decode` make that
-    work take so many times as long, to test fleets of uneven instances.
+    `adapters` LoRA files (GGUF) with their scales. `library` is another libllama than the wheel's: `dispatch` (see
+    `weighbridge model library`) or a path. `gpu_layers` above 0 (or -1, all) puts that much of the model on a GPU that
+    the library supports. `kv_hosts` are the hosts that KV may be pulled from, `kv_advertise` the host that others are
+    told to pull from. `kv_events` is a ZeroMQ endpoint such as `tcp://127.0.0.1:5557` to publish KV cache events on,
+    `kv_events_replay` one for replays. `profile` is a file for the measured rates; without one they are measured at
+    each start. `throttle_prefill` and `throttle_decode` make that work take so many times as long, to test fleets of
+    uneven instances.
     """
 
     name: str = "embedded-0"
@@ -204,7 +206,7 @@ def _load(options: InstanceOptions, path: Path, shared: Shared, progress: Callab
     if key in shared.models:
         return shared.models[key]
     if options.library not in shared.libraries:
-        shared.libraries[options.library] = Library(Path(options.library) if options.library else None)
+        shared.libraries[options.library] = Library(resolve_library(options.library))
     cells = -(-options.context_tokens // CELLS) * CELLS * options.slots
     asked = ModelOptions(path, options.gpu_layers, cells, kv_value_bytes(options.kv_type))
     model = LlamaModel(shared.libraries[options.library], asked, progress)

@@ -23,6 +23,7 @@ from weighbridge.core.errors import ModelError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 FETCH_TIMEOUT_S = 1800.0
+REWRITTEN = ("-q8_0", "-iq4_nl", "-q4_0")  # endings of the names that `weighbridge model optimise` gives
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +104,24 @@ def resolve_model(name: str) -> tuple[Path, str]:
             size = entry.download_bytes // 1_000_000
             raise ModelError(f"model {name} is not here yet; run `weighbridge model fetch {name}` ({size} MB)")
         return entry_path(entry), entry.name
+    rewritten = cache_dir() / f"{name}.gguf"
+    if name.endswith(REWRITTEN) and "/" not in name and rewritten.is_file():
+        return rewritten, name
     path = Path(name).expanduser()
     if path.is_file():
         return path, path.stem.lower()
     if name.endswith(".gguf") or "/" in name:
         raise ModelError(f"model {name}: no such file")
+    if name.endswith(REWRITTEN):
+        source, _, kind = name.rpartition("-")
+        raise ModelError(f"model {name} is not here yet; run `weighbridge model optimise {source} --kind {kind}`")
     known = ", ".join(entry.name for entry in CATALOGUE)
     raise ModelError(f"model {name!r} is neither a GGUF file nor in the catalogue ({known})")
+
+
+def rewritten_path(model_id: str, kind: str) -> Path:
+    """Where a model rewritten as `kind` is kept; its name there is `MODEL-KIND`."""
+    return cache_dir() / f"{model_id}-{kind}.gguf"
 
 
 def fetch_model(entry: CatalogueEntry, progress: Callable[[float], None] | None = None) -> Path:

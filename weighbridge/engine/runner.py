@@ -166,6 +166,15 @@ class LlamaRunner:
             row = end
         return self._run(row, wanted, self.options.throttle.prefill)
 
+    def score(self, slot: int, tokens: Seq[int], start: int) -> Logits:
+        """Logits after each of a slot's consecutive tokens, as (tokens, vocabulary), a view as above."""
+        count = len(tokens)
+        self._tokens[:count] = tokens
+        self._positions[:count] = np.arange(start, start + count, dtype=np.int32)
+        self._slots[:count] = slot
+        self._want[:count] = 1
+        return self._run(count, count, self.options.throttle.prefill)
+
     def _run(self, rows: int, wanted: int, factor: float) -> Logits:
         self._batch.n_tokens = rows
         begun = time.perf_counter()

@@ -185,9 +185,9 @@ class Stepper:
         self._counters.prefill_tokens += tokens
         rows = self._options.prefill_rows
         if tokens >= rows:
-            known = self._prefill_s_per_token * 1.02  # the best of late: a moment without a core is no slow machine
+            known = self._prefill_s_per_token * 1.002  # the best of late: a moment without a core is no slow machine
             self._prefill_s_per_token = min(known, took_s / tokens) if known else took_s / tokens
-            most = int(self._options.max_step_s / self._prefill_s_per_token) // rows * rows
+            most = round(self._options.max_step_s / self._prefill_s_per_token / rows) * rows
             self._scheduler.prefill_limit = max(most, rows)
 
     def _advance(self, seqs: list[Sequence], logits: Logits) -> list[str]:

@@ -63,6 +63,8 @@ def split(scheduler: Scheduler, batch: Batch, now_s: float) -> None:
     if len(batch.preempted) == preempted or not batch.decodes:
         _admit_all(scheduler, batch, now_s)
     prefills = [seq for seq in scheduler.running if not seq.decoding]
+    for seq in prefills:
+        seq.together = seq.together or len(prefills)
     if config.discipline == "spf":
         prefills.sort(key=_remaining)
     restored = [seq for seq in batch.restored if seq.decoding]
@@ -71,9 +73,14 @@ def split(scheduler: Scheduler, batch: Batch, now_s: float) -> None:
             batch.add_decode(seq)
     budget = min(config.token_budget, scheduler.prefill_limit or config.token_budget)
     if batch.decodes and config.busy_prefill_tokens is not None:
-        budget = min(budget, _busy_budget(config, len(prefills), len(batch.decodes)))
+        budget = min(budget, _busy_budget(config, max((seq.together for seq in prefills), default=1)))
+    # In a burst a prompt's last few tokens go along: alone they would cost a step of everybody's time.
+    burst = any(seq.together > 1 for seq in prefills)
+    over = min(config.prefill_rows // 4, config.token_budget - budget) if burst else 0
     for seq in prefills:
-        count = _cut(seq, budget, config.prefill_rows)
+        if budget <= 0:
+            break
+        count = _cut(seq, budget, config.prefill_rows, over)
         if count and scheduler.memory.grow(seq, seq.computed_tokens + count):
             batch.add_prefill(seq, count)
             budget -= count
@@ -81,11 +88,15 @@ def split(scheduler: Scheduler, batch: Batch, now_s: float) -> None:
         _break_deadlock(scheduler, batch)
 
 
-def _busy_budget(config: SchedulerConfig, prefilling: int, decoding: int) -> int:
-    """Prefill beside decodes: its base, times how many prompts wait for each sequence that a longer step delays."""
+def _busy_budget(config: SchedulerConfig, together: int) -> int:
+    """Prefill beside decodes: its base for each prompt of a burst, up to half of the token budget.
+
+    Every step with prefill also has a decode pass, which all prompts that wait pay for, and which is the dearer per
+    token the fewer sequences decode yet. The last prompt of a burst is computed in the burst's pieces too.
+    """
     assert config.busy_prefill_tokens is not None
     base = config.busy_prefill_tokens
-    return min(base * max(1, prefilling // decoding), max(base, config.token_budget // 2))
+    return min(base * together, max(base, config.token_budget // 2))
 
 
 def whole(scheduler: Scheduler, batch: Batch, now_s: float) -> None:
@@ -209,10 +220,13 @@ def _add_piece(batch: Batch, seq: Sequence, count: int) -> None:
         batch.add_prefill(seq, count)
 
 
-def _cut(seq: Sequence, budget: int, rows: int) -> int:
-    """Prefill tokens of the sequence that fit the budget: the rest of its prompt, or a multiple of `rows`."""
+def _cut(seq: Sequence, budget: int, rows: int, over: int = 0) -> int:
+    """Prefill tokens of the sequence that fit the budget: the rest of its prompt, or a multiple of `rows`.
+
+    The rest may take `over` tokens more than the budget.
+    """
     rest = seq.total_tokens - seq.computed_tokens
-    return rest if rest <= budget else budget // rows * rows
+    return rest if rest <= budget + over else budget // rows * rows
 
 
 def _break_deadlock(scheduler: Scheduler, batch: Batch) -> None:

@@ -25,7 +25,7 @@ class SchedulerConfig:
 
     `prefill_rows` is the multiple in which prompts are cut (the last chunk of a prompt may be any size);
     `busy_prefill_tokens` caps prefill per step while anything decodes (None: the token budget is the cap); where `n`
-    times as many sequences prefill as decode, the cap is `n` times that, up to half the token budget.
+    prompts are computed at the same time, the cap is `n` times that, up to half the token budget.
     `preemption` is what happens to a sequence that loses its memory: `swap` keeps its KV in host memory, `auto` takes
     the cheaper by `swap_s_per_token` (out and in again) against `prefill_s_per_token`.
     With `preempt_priority`, a waiting sequence takes the place of a running one of strictly worse priority, but one

@@ -52,6 +52,7 @@ class Sequence:
         "steps",
         "swapped_tokens",
         "tenant",
+        "together",
         "tokens",
         "total_tokens",
     )
@@ -94,6 +95,7 @@ class Sequence:
         self.cached_tokens = 0  # prompt tokens that a prefix cache saved at the first admission
         self.swapped_tokens = 0  # KV tokens kept in host memory while preempted by swap
         self.preemptions = 0
+        self.together = 0  # prompts that were being computed when this one started, itself included
         self.steps = 0  # forward passes that it took part in
         self.order_key: tuple[float, float, int] = (0.0, 0.0, 0)
         self.admitted_s: float | None = None
