@@ -114,9 +114,9 @@ def test_prefix_caches_reuse_shared_tokens_only() -> None:
         data["detail"]["shared/prefix_affinity"]["reused_share"] > data["detail"]["shared/round_robin"]["reused_share"]
     )
     assert data["detail"]["unrelated/calibrated"]["reused_share"] == 0.0
-    for policy in ("least_tokens", "calibrated"):
-        small, large = data["pressure"][policy]
-        assert small < large
+    small, large = data["pressure"]["least_tokens"]
+    assert small < large
+    assert min(data["pressure"]["calibrated"]) > large, "who keeps a prefix where it is needs less cache for it"
 
 
 def test_transfer_parts_sum_to_ttft_and_bandwidth_matters() -> None:
