@@ -7,13 +7,13 @@ import pytest
 from tests.support.history import history
 from tests.support.loop import run
 
-SEEDS = 120
+SEEDS = 200
 ONCE_FAILED: tuple[int, ...] = ()
 
 
-@pytest.mark.parametrize("block", range(6))
+@pytest.mark.parametrize("block", range(8))
 def test_histories(block: int) -> None:
-    size = SEEDS // 6
+    size = SEEDS // 8
     totals: dict[str, int] = {}
 
     async def main() -> None:

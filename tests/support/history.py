@@ -9,11 +9,15 @@ import json
 import random
 from typing import Any
 
+import msgspec
+
 from tests.support.gateway import MODEL, Front, front, instance
 from tests.support.loop import until
 from tests.support.upstream import Call, FakeUpstream
+from weighbridge.core.errors import ConfigError
+from weighbridge.gateway import Gateway
 from weighbridge.gateway.settings import HealthSettings
-from weighbridge.http import ExchangeFailed, SseParser
+from weighbridge.http import ClientLimits, ExchangeFailed, SseParser
 from weighbridge.routing.router import RouterSettings
 
 POLICIES = ("least_tokens", "round_robin", "least_requests", "work", "power_of_two")
@@ -205,13 +209,15 @@ async def history(seed: int, requests: int = 14) -> dict[str, int]:
             for outcome in outcomes:
                 limit_s = rng.random() * 0.03 if rng.random() < 0.25 else 30.0
                 jobs.append(asyncio.create_task(client(f, outcome, limit_s, rng.random() * 0.03)))
-            if rng.random() < 0.3:
-                jobs.append(asyncio.create_task(nemesis(f, rng, upstreams)))
+            troubles = rng.sample(TROUBLES, 2) if rng.random() < 0.5 else []
+            jobs += [asyncio.create_task(TROUBLE[trouble](f, rng, upstreams)) for trouble in troubles]
             await asyncio.gather(*jobs)
             await until(lambda: not f.gateway.driver.flights, 30.0)
             f.assert_idle()
             # a stale connection may be replaced once per attempt, before one byte of reply
-            check(outcomes, engines, 2 * router.max_attempts)
+            # and a restarted gateway may be asked again by a client whose connection had gone stale
+            lives = 1 + troubles.count("restart")
+            check(outcomes, engines, 2 * router.max_attempts * lives)
     finally:
         for upstream in upstreams:
             await upstream.__aexit__()
@@ -221,16 +227,56 @@ async def history(seed: int, requests: int = 14) -> dict[str, int]:
     return ends
 
 
-async def nemesis(f: Front, rng: random.Random, upstreams: list[FakeUpstream]) -> None:
-    """Drains, kills and brings back an engine while requests run."""
+async def drain(f: Front, rng: random.Random, upstreams: list[FakeUpstream]) -> None:
+    """Takes an engine out and back while requests run."""
     await asyncio.sleep(rng.random() * 0.03)
-    number = rng.randrange(len(upstreams))
-    endpoint = f.gateway.driver.endpoints[f"i{number}"]
-    if rng.random() < 0.5:
+    endpoint = f.gateway.driver.endpoints.get(f"i{rng.randrange(len(upstreams))}")
+    if endpoint is not None:
         f.gateway.health.drain(endpoint)
         await asyncio.sleep(rng.random() * 0.02)
         f.gateway.health.undrain(endpoint)
-    else:
-        await upstreams[number].__aexit__()
-        await asyncio.sleep(rng.random() * 0.05)
-        await upstreams[number].__aenter__()
+
+
+async def kill(f: Front, rng: random.Random, upstreams: list[FakeUpstream]) -> None:
+    """Kills an engine and brings it back."""
+    await asyncio.sleep(rng.random() * 0.03)
+    upstream = upstreams[rng.randrange(len(upstreams))]
+    await upstream.__aexit__()
+    await asyncio.sleep(rng.random() * 0.05)
+    await upstream.__aenter__()
+
+
+async def reload(f: Front, rng: random.Random, upstreams: list[FakeUpstream]) -> None:
+    """Replaces an engine by itself with other limits, and adds one; a bad configuration in between changes nothing."""
+    await asyncio.sleep(rng.random() * 0.03)
+    gateway = f.gateway
+    if gateway.draining:
+        return
+    old = gateway.settings
+    number = rng.randrange(len(upstreams))
+    limits = ClientLimits(idle_s=3.0 + rng.random())
+    rows = [msgspec.structs.replace(i, client=limits) if i.name == f"i{number}" else i for i in old.instances]
+    try:
+        await gateway.reload(msgspec.structs.replace(old, instances=(*rows, rows[0])))
+        raise AssertionError("two of one name were accepted")
+    except ConfigError:
+        assert gateway.settings is old
+    rows.append(instance(upstreams[number], "more"))
+    await gateway.reload(msgspec.structs.replace(old, instances=tuple(rows)))
+
+
+async def restart(f: Front, rng: random.Random, upstreams: list[FakeUpstream]) -> None:
+    """Another gateway takes the place, and the port, of one that drains for a moment and then cuts what is left."""
+    await asyncio.sleep(rng.random() * 0.03)
+    old = f.gateway
+    settings = msgspec.structs.replace(old.settings, port=old.port)
+    await old.drain(rng.random() * 0.02)
+    await old.stop()
+    assert old.driver.flights == {}, "a stopped gateway has ended every request"
+    assert old.driver.router.live_requests == 0
+    f.gateway = Gateway(settings)
+    await f.gateway.start()
+
+
+TROUBLE = {"drain": drain, "kill": kill, "reload": reload, "restart": restart}
+TROUBLES = tuple(TROUBLE)

@@ -146,6 +146,8 @@ class Gateway:
         return words
 
     def _swap(self, settings: GatewaySettings) -> list[str]:
+        if self.draining:
+            raise ConfigError("the gateway is shutting down; nothing is reloaded")
         fixed = [name for name in FIXED if getattr(settings, name) != getattr(self.settings, name)]
         if fixed:
             raise ConfigError(f"{', '.join(fixed)} cannot change while serving; restart", path=f"$.{fixed[0]}")
