@@ -1,9 +1,11 @@
 # Everything a person or CI runs. `make test` and `make serve` install what they need first.
 PYTHON ?= python3
 VENV ?= .venv
+ENGINES ?= .engines
 BIN := $(VENV)/bin
 
-.PHONY: install model serve test check lint types contracts size fmt clients fuzz soak clean
+# `make engines` installs other people's engines (4 GB) for `make integration`, which `make test` does not run.
+.PHONY: engines integration install model serve test check lint types contracts size fmt clients fuzz soak clean
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -21,6 +23,12 @@ serve: model
 
 test: check model
 	$(BIN)/python -m pytest
+
+engines:
+	$(PYTHON) scripts/install_engines.py $(ENGINES)
+
+integration: model
+	WEIGHBRIDGE_ENGINES=$(abspath $(ENGINES)) $(BIN)/python -m pytest -s tests/real --timeout 900 -rs
 
 check: lint types contracts size
 

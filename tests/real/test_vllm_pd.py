@@ -28,16 +28,19 @@ PROMPTS = [
 ]
 
 
+def nixl_folder() -> Path:
+    return Path(os.environ["WEIGHBRIDGE_ENGINES"]) / "nixl"
+
+
 @contextmanager
 def one(name: str, **more: Any) -> Iterator[Server]:
     config = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu", **more}
-    nixl = os.environ.get("WEIGHBRIDGE_NIXL", "")
     environment = {
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
         "UCX_TLS": "tcp,sm,self",
         "UCX_NET_DEVICES": "lo",
-        **({"PYTHONPATH": nixl} if nixl else {}),
+        "PYTHONPATH": str(nixl_folder()),
     }
     with vllm(name, "--kv-transfer-config", json.dumps(config), "--enable-prompt-tokens-details", **environment) as up:
         yield up
@@ -45,9 +48,8 @@ def one(name: str, **more: Any) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[Server, Server]]:
-    nixl = os.environ.get("WEIGHBRIDGE_NIXL", "")
-    if nixl and not Path(nixl).is_dir():
-        pytest.skip(f"nixl is not installed in {nixl} (make engines)")
+    if not nixl_folder().is_dir():
+        pytest.skip(f"nixl is not installed in {nixl_folder()} (make engines)")
     starts = [one("prefill"), one("decode", kv_load_failure_policy="recompute")]
     # both load at once: each waits only for itself
     from concurrent.futures import ThreadPoolExecutor
