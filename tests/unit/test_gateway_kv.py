@@ -389,10 +389,17 @@ def matched(f: Front, text: str = TEXT) -> int:
     return f.gateway.driver.router.fleet.instances["i0"].prefix.match(hashes)
 
 
-def test_what_the_engine_says_is_what_the_router_believes() -> None:
+def in_array(event: dict[str, Any]) -> list[Any]:
+    """As SGLang and older vLLM write it."""
+    names = ("type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
+    return [event.get(name) for name in names]
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_what_the_engine_says_is_what_the_router_believes(kind: str) -> None:
     async def main() -> None:
-        async with followed() as (f, publisher, _, calls):
-            await publisher.publish(events_for())
+        async with followed(kind=kind) as (f, publisher, _, calls):
+            await publisher.publish(events_for() if kind == "vllm" else in_array(events_for()))
             assert (await f.post(ask())).status == 200
             watch = f.gateway.kv.watches["i0"]
             await until(lambda: calls.count("/tokenize") == 1 and len(watch.names) > 0)

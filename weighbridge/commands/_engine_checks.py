@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from weighbridge.gateway.adapters.recognise import TELLING, recognised
-from weighbridge.gateway.kv.discovery import PATH as EVENT_SOURCES
-from weighbridge.gateway.kv.discovery import told_sources
+from weighbridge.gateway.kv.discovery import path_for, sources_of
 from weighbridge.gateway.kv_address import AUTO
 from weighbridge.gateway.pairs import bootstrap_url, told_ranks
 from weighbridge.http import ExchangeFailed, HttpClient
@@ -35,7 +34,7 @@ async def check_engine(endpoint: Endpoint, client: HttpClient) -> list[Row]:
     failure = ""
     wanted = dict.fromkeys((adapter.health_path, *adapter.facts_paths, *adapter.report_paths, *TELLING))
     if endpoint.settings.kv_events == AUTO:
-        wanted[EVENT_SOURCES] = None
+        wanted[path_for(endpoint.settings.kind)] = None
     for path in wanted:
         origin = endpoint.origin
         url = f"{origin.scheme}://{origin.authority}{origin.path(path)}"
@@ -111,12 +110,14 @@ def _models(endpoint: Endpoint, pages: Mapping[str, Reply]) -> Iterator[Row]:
 def _events(endpoint: Endpoint, pages: Mapping[str, Reply]) -> Iterator[Row]:
     if endpoint.settings.kv_events != AUTO:
         return
-    page = pages.get(EVENT_SOURCES)
+    kind = endpoint.settings.kind
+    path = path_for(kind)
+    page = pages.get(path)
     if page is None or page.status != 200:
         status = "does not answer" if page is None else f"answers {page.status}"
-        yield "fail", f"`kv_events: auto`, and {EVENT_SOURCES} {status}", "give `kv_events` an address, or remove it"
+        yield "fail", f"`kv_events: auto`, and {path} {status}", "give `kv_events` an address, or remove it"
         return
-    sources, problem = told_sources(page.json(), endpoint.origin.host)
+    sources, problem = sources_of(kind, page.json(), endpoint.origin.host)
     if not sources:
         yield "fail", f"`kv_events: auto`, and {problem}", "switch its KV events on, or remove `kv_events`"
     elif any(source.replay is None for source in sources):

@@ -11,7 +11,7 @@ import msgspec
 import zmq.asyncio
 
 from weighbridge.gateway.endpoint import Endpoint
-from weighbridge.gateway.kv.discovery import PATH, told_sources
+from weighbridge.gateway.kv.discovery import path_for, sources_of
 from weighbridge.gateway.kv.names import Names
 from weighbridge.gateway.kv.prompt import Prompt, salt_of, token_ids, tokenize_body
 from weighbridge.gateway.kv.subscriber import Source, Subscriber
@@ -111,17 +111,19 @@ class KvIndex:
         if settings.kv_events != AUTO:
             assert settings.kv_events is not None
             return [Source(settings.kv_events, settings.kv_events_replay, settings.kv_events_topic)]
+        path = path_for(settings.kind)
         while True:
             try:
-                reply = await client.request("GET", _url(endpoint, PATH), headers=endpoint.probe_headers())
+                reply = await client.request("GET", _url(endpoint, path), headers=endpoint.probe_headers())
                 if reply.status == 200:
-                    sources, watch.problem = told_sources(msgspec.json.decode(reply.body), endpoint.origin.host)
+                    told = msgspec.json.decode(reply.body)
+                    sources, watch.problem = sources_of(settings.kind, told, endpoint.origin.host)
                     if sources:
                         return sources
                 else:
-                    watch.problem = f"it answers {reply.status} to {PATH}: give `kv_events` an address"
+                    watch.problem = f"it answers {reply.status} to {path}: give `kv_events` an address"
             except (ExchangeFailed, msgspec.DecodeError) as error:
-                watch.problem = f"{PATH}: {error}"
+                watch.problem = f"{path}: {error}"
             await asyncio.sleep(ASK_AGAIN_S)
 
     async def _translate(self, watch: Watch, client: HttpClient) -> None:
