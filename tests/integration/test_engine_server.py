@@ -230,3 +230,14 @@ def test_embeddings_are_unit_vectors_that_mean_something(listener: Listening) ->
     assert again.data[0].embedding == pytest.approx(vectors[0], abs=1e-5)
     for bad in ({"input": []}, {"input": [504] * 513}, {"input": "x", "dimensions": 7}):
         assert listener.post("/v1/embeddings", {"model": MODEL, **bad})[0] == 400
+
+
+def test_tokenize_counts_what_chat_counts_tools_included(listener: Listening) -> None:
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+    base = {"messages": [{"role": "user", "content": "Is it raining?"}]}
+    for body in (base, {**base, "tools": [tool]}, {**base, "chat_template_kwargs": {"x": 1}}):
+        status, told = listener.post("/tokenize", body)
+        assert status == 200
+        status, answered = listener.post("/v1/chat/completions", {**body, "max_tokens": 1})
+        assert status == 200
+        assert told["count"] == answered["usage"]["prompt_tokens"]

@@ -66,16 +66,18 @@ class RequestReader:
 
     def chat(self, body: Body) -> Call:
         """A `/v1/chat/completions` body."""
-        messages = read_messages(body.get("messages"))
         tools = read_tools(body, self.template.takes_tools)
+        return self._call("chat", body, [self.chat_tokens(body, tools)], tools)
+
+    def chat_tokens(self, body: Body, tools: Tools | None, *, add_special: bool = False) -> list[int]:
+        """The prompt that the template makes of messages and tools."""
         prompt = self.template.render(
-            messages,
+            read_messages(body.get("messages")),
             tools=None if tools is None else tools.definitions,
             generate=fields.flag(body, "add_generation_prompt", True),
             options=fields.mapping(body, "chat_template_kwargs"),
         )
-        tokens = self.model.tokenize(prompt, add_special=False)
-        return self._call("chat", body, [tokens], tools)
+        return self.model.tokenize(prompt, add_special=add_special)
 
     def completion(self, body: Body) -> Call:
         """A `/v1/completions` body."""

@@ -11,7 +11,7 @@ from typing import Any
 from weighbridge.core.errors import RequestError, ServiceError
 from weighbridge.engine import fields
 from weighbridge.engine.answer import Answer
-from weighbridge.engine.chat import ChatTemplate, read_messages
+from weighbridge.engine.chat import ChatTemplate
 from weighbridge.engine.embeddings import EmbeddingService
 from weighbridge.engine.engine import Engine
 from weighbridge.engine.fields import Body
@@ -21,6 +21,7 @@ from weighbridge.engine.metrics import EngineCollector, metrics_page
 from weighbridge.engine.model import LlamaModel
 from weighbridge.engine.options import EngineOptions, describe_scheduler
 from weighbridge.engine.requests import Call, RequestReader
+from weighbridge.engine.tools import read_tools
 from weighbridge.engine.transfer import KV_PATH
 from weighbridge.http import HttpServer, Request, Responder, Routes, ServerLimits
 
@@ -183,9 +184,9 @@ class EngineServer:
         self._reader.check_model(body)
         model = self.engine.model
         if "messages" in body:
-            generate = fields.flag(body, "add_generation_prompt", True)
-            prompt = self._template.render(read_messages(body["messages"]), generate=generate)
-            tokens = model.tokenize(prompt, add_special=fields.flag(body, "add_special_tokens", False))
+            tools = read_tools(body, self._template.takes_tools)
+            add = fields.flag(body, "add_special_tokens", False)
+            tokens = self._reader.chat_tokens(body, tools, add_special=add)
         else:
             add = fields.flag(body, "add_special_tokens", True)
             tokens = model.tokenize(fields.text(body, "prompt"), add_special=add)

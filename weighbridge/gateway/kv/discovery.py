@@ -1,7 +1,7 @@
 """Where an engine says that it publishes its KV events. Pure.
 
-vLLM and our engine answer `GET /kv_event_sources` by data-parallel rank. SGLang tells its `--kv-events-config` among its
-arguments; each further rank listens one port higher.
+vLLM and our engine answer `GET /kv_event_sources` by data-parallel rank. SGLang tells its `--kv-events-config` among
+its arguments; each further rank listens one port higher.
 """
 
 from __future__ import annotations
