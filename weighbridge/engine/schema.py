@@ -1,41 +1,44 @@
 """JSON Schema to a GBNF grammar, so that a model can only write JSON that fits.
 
-Covered: types and lists of types, enum, const, properties with required ones, items and prefixItems with bounds,
-string lengths, anyOf and oneOf, local references. Properties come in the order of the schema; others are not written.
-A keyword that restricts values and cannot be kept to is refused rather than ignored.
+Covered: types and lists of types, enum, const, properties with required ones, maps (additionalProperties), items and
+prefixItems with bounds, string lengths and patterns, bounds of whole numbers, anyOf, oneOf and allOf, local references.
+Properties come in the order of the schema; others are not written. `oneOf` is read as `anyOf`. A keyword that restricts
+values and cannot be kept to is refused rather than ignored.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from weighbridge.core.errors import RequestError
+from weighbridge.engine.number_range import integer_range
+from weighbridge.engine.pattern import PatternError, pattern_expression
+from weighbridge.engine.schema_merge import MergeError, merge, restricting
 
 _REFUSED = (
-    "allOf",
+    "$dynamicRef",
     "not",
     "if",
-    "pattern",
     "patternProperties",
     "propertyNames",
     "contains",
     "uniqueItems",
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
     "multipleOf",
     "minProperties",
     "maxProperties",
+    "dependencies",
     "dependentRequired",
     "dependentSchemas",
 )
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _BASE = {
     "ws": r'| " " | "\n" [ \t]{0,20}',
     "char": r'[^"\\\x00-\x1f] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})',
     "string": r'"\"" char* "\""',
     "integer": r'"-"? ("0" | [1-9] [0-9]{0,15})',
+    "nonnegative": r'("0" | [1-9] [0-9]{0,15}) ("." [0-9]{1,15})? ([eE] [-+]? [0-9]{1,3})?',
     "number": r'integer ("." [0-9]{1,15})? ([eE] [-+]? [0-9]{1,3})?',
     "boolean": r'"true" | "false"',
     "null": r'"null"',
@@ -96,20 +99,49 @@ class _Converter:
         if not isinstance(schema, dict):
             raise self._refuse("holds something that is not a schema")
         for keyword in _REFUSED:
-            if keyword in schema:
+            if schema.get(keyword, False) is not False:
                 raise self._refuse(f"uses {keyword!r}, which generation cannot keep to")
-        if "$ref" in schema:
+        plain = restricting(schema)
+        if "$ref" in plain and len(plain) == 1:
             return self._reference(schema["$ref"], depth)
-        if "const" in schema:
-            return self._add(_literal(json.dumps(schema["const"], ensure_ascii=False)))
-        if "enum" in schema:
-            values = self._listed(schema, "enum")
-            return self._add(" | ".join(_literal(json.dumps(value, ensure_ascii=False)) for value in values))
+        if "$ref" in plain or "allOf" in plain:
+            return self.rule(self._merged([schema]), depth + 1)
+        if "const" in schema or "enum" in schema:
+            return self._values(schema)
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
-                options = [self.rule(option, depth + 1) for option in self._listed(schema, keyword)]
-                return self._add(" | ".join(options))
+                rest = {key: value for key, value in plain.items() if key != keyword}
+                options = [self._merged([rest, option]) if rest else option for option in self._listed(schema, keyword)]
+                return self._add(" | ".join(self.rule(option, depth + 1) for option in options))
         return self._typed(schema, depth)
+
+    def _merged(self, schemas: list[Any]) -> Any:
+        try:
+            merged = merge(schemas, self._resolve)
+        except MergeError as error:
+            raise self._refuse(str(error)) from None
+        if merged is False:
+            raise self._refuse("allows nothing (false)")
+        return merged
+
+    def _values(self, schema: dict[str, Any]) -> str:
+        """`const` and `enum`, as far as they are of the schema's type."""
+        values = [schema["const"]] if "const" in schema else self._listed(schema, "enum")
+        if (
+            "const" in schema
+            and "enum" in schema
+            and not any(_same(schema["const"], value) for value in schema["enum"])
+        ):
+            values = []
+        kinds = schema.get("type", [])
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        values = [value for value in values if not kinds or any(_is(value, kind) for kind in kinds)]
+        for keyword in ("pattern", "minLength", "maxLength", *_BOUNDS):
+            if keyword in schema:
+                raise self._refuse(f"has {keyword!r} beside its values, which generation cannot keep to")
+        if not values:
+            raise self._refuse("has no value of its own type")
+        return self._add(" | ".join(_literal(json.dumps(value, ensure_ascii=False)) for value in values))
 
     def _typed(self, schema: dict[str, Any], depth: int) -> str:
         kind = schema.get("type")
@@ -119,16 +151,49 @@ class _Converter:
             return self._object(schema, depth)
         if kind == "array" or (kind is None and ("items" in schema or "prefixItems" in schema)):
             return self._array(schema, depth)
-        if kind == "string":
+        if kind == "string" or (kind is None and {"pattern", "minLength", "maxLength"} & schema.keys()):
             return self._string(schema)
-        if kind in ("integer", "number", "boolean", "null"):
+        if kind == "integer" or (kind == "number" and any(key in schema for key in _BOUNDS)):
+            return self._number(schema, str(kind))
+        if kind in ("number", "boolean", "null"):
             return str(kind)
         if kind is None:
+            if any(key in schema for key in (*_BOUNDS, "required", "additionalProperties")):
+                raise self._refuse("has bounds or properties without a type")
             return "value"
         raise self._refuse(f"names an unknown type {kind!r}")
 
+    def _number(self, schema: dict[str, Any], kind: str) -> str:
+        if not any(key in schema for key in _BOUNDS):
+            return kind
+        for key in _BOUNDS:
+            value = schema.get(key)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise self._refuse(f"has {key} that is not a number")
+        if kind == "number":
+            if {key: schema[key] for key in _BOUNDS if key in schema} == {"minimum": 0}:
+                return "nonnegative"
+            raise self._refuse("bounds a number that is not whole, of which generation can keep only minimum 0")
+        lows = [math.ceil(schema["minimum"])] if "minimum" in schema else []
+        lows += [math.floor(schema["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in schema else []
+        highs = [math.floor(schema["maximum"])] if "maximum" in schema else []
+        highs += [math.ceil(schema["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in schema else []
+        try:
+            return self._add(integer_range(max(lows, default=None), min(highs, default=None)))
+        except ValueError as error:
+            raise self._refuse(f"bounds an integer so that {error}") from None
+
     def _string(self, schema: dict[str, Any]) -> str:
         low, high = self._bounds(schema, "minLength", "maxLength")
+        if "pattern" in schema:
+            if low or high is not None:
+                raise self._refuse("has a pattern and a length; put the length into the pattern, as in ^.{1,9}$")
+            if not isinstance(schema["pattern"], str):
+                raise self._refuse("has a pattern that is not a text")
+            try:
+                return self._add(f'"\\"" ({pattern_expression(schema["pattern"])}) "\\""')
+            except PatternError as error:
+                raise self._refuse(f"has a pattern that {error}") from None
         if low == 0 and high is None:
             return "string"
         return self._add(f'"\\"" char{_times(low, high)} "\\""')
@@ -137,6 +202,8 @@ class _Converter:
         low, high = self._bounds(schema, "minItems", "maxItems")
         first = [self.rule(entry, depth + 1) for entry in schema.get("prefixItems", [])]
         if first:
+            if low > len(first) or (high is not None and high < len(first)):
+                raise self._refuse("has prefixItems and another number of items than they are")
             return self._add('"[" ws ' + ' "," ws '.join(first) + ' ws "]"')
         item = self.rule(schema.get("items", True), depth + 1)
         if high == 0:
@@ -150,7 +217,7 @@ class _Converter:
         if not isinstance(properties, dict):
             raise self._refuse("has properties that are not an object")
         if not properties:
-            return "object" if schema.get("additionalProperties", True) is not False else self._add('"{" ws "}"')
+            return self._map(schema, depth)
         required = set(schema.get("required") or [])
         if missing := required - set(properties):
             raise self._refuse(f"requires {sorted(missing)[0]!r}, which is not among its properties")
@@ -173,20 +240,37 @@ class _Converter:
             starts.append('""')
         return self._add('"{" ws (' + " | ".join(starts) + ') ws "}"')
 
+    def _map(self, schema: dict[str, Any], depth: int) -> str:
+        """An object whose keys are not named."""
+        if schema.get("required"):
+            raise self._refuse(f"requires {schema['required'][0]!r}, which is not among its properties")
+        values = schema.get("additionalProperties", True)
+        if values is True or values == {}:
+            return "object"
+        if values is False:
+            return self._add('"{" ws "}"')
+        pair = self._add(f'string ":" ws {self.rule(values, depth + 1)}')
+        return self._add(f'"{{" ws ({pair} ("," ws {pair})*)? ws "}}"')
+
     def _reference(self, target: Any, depth: int) -> str:
-        if not isinstance(target, str) or not target.startswith("#"):
-            raise self._refuse(f"refers to {target!r}; only references within the schema work")
-        if target not in self._references:
-            schema = self._root
-            for part in target[1:].strip("/").split("/") if target != "#" else []:
-                part = part.replace("~1", "/").replace("~0", "~")
-                if not isinstance(schema, dict) or part not in schema:
-                    raise self._refuse(f"refers to {target!r}, which is not there")
-                schema = schema[part]
+        if not isinstance(target, str) or target not in self._references:
+            schema = self._resolve(target)
             name = f"ref{len(self._references)}"
             self._references[target] = name
             self.rules[name] = self.rule(schema, depth + 1)
         return self._references[target]
+
+    def _resolve(self, target: Any) -> Any:
+        """The schema that a reference names."""
+        if not isinstance(target, str) or not target.startswith("#"):
+            raise self._refuse(f"refers to {target!r}; only references within the schema work")
+        schema = self._root
+        for part in target[1:].strip("/").split("/") if target != "#" else []:
+            part = part.replace("~1", "/").replace("~0", "~")
+            if not isinstance(schema, dict) or part not in schema:
+                raise self._refuse(f"refers to {target!r}, which is not there")
+            schema = schema[part]
+        return schema
 
     def _add(self, body: str) -> str:
         name = f"r{len(self.rules)}"
@@ -216,3 +300,18 @@ def _times(low: int, high: int | None) -> str:
     if low == 0 and high is None:
         return "*"
     return f"{{{low},}}" if high is None else f"{{{low},{high}}}"
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a JSON value is of a schema's type."""
+    if isinstance(value, bool) or value is None:
+        return bool(kind == ("null" if value is None else "boolean"))
+    if isinstance(value, int | float):
+        return kind == "number" or (kind == "integer" and value == int(value))
+    names = {str: "string", list: "array", dict: "object"}
+    return bool(kind == next((name for form, name in names.items() if isinstance(value, form)), None))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equality of JSON values, to which true is not 1."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
