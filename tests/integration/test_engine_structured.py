@@ -222,6 +222,7 @@ def test_a_forced_tool_call_streams_as_it_is(tooled: Listening, listener: Listen
     (call,) = choice["message"]["tool_calls"]
     assert (call["type"], call["function"]["name"]) == ("function", "weather")
     assert json.loads(call["function"]["arguments"])["city"] in ("Rome", "Oslo")
+    assert tooled.post("/tokenize", ask)[1]["count"] == reply["usage"]["prompt_tokens"], "tools are counted"
     frames = tooled.stream("/v1/chat/completions", ask)[:-1]
     deltas = [entry for f in frames for c in f["choices"] for entry in c["delta"].get("tool_calls", [])]
     assert [(d["index"], d["function"]["name"]) for d in deltas] == [(0, "weather")]
