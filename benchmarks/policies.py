@@ -43,6 +43,7 @@ BASELINES = (
     "work",
     "drain_time",
     "block_cost",
+    "prefix_affinity",
     "affinity_gate",
     "paper_score",
 )

@@ -9,7 +9,7 @@ from weighbridge.core.instance import InstanceSpec, Limits, StepTerms
 from weighbridge.core.request import Request, Tier
 from weighbridge.routing.cost import cost_of
 from weighbridge.routing.fleet import Fleet, Instance
-from weighbridge.routing.forecast import Forecast, chance, forecast, tpot_bound
+from weighbridge.routing.forecast import Forecast, chance, forecast
 from weighbridge.routing.policy import Option, View
 from weighbridge.routing.sums import Offered
 
@@ -115,10 +115,17 @@ def test_the_decode_leg_prefills_nothing_and_the_prefill_leg_decodes_nothing() -
     assert prefill.tpot_s == 0.0
 
 
-def test_bounds_and_chances() -> None:
-    assert tpot_bound(CHAT, 100) == 0.04
-    assert tpot_bound(Tier(name="s", priority=1, e2e_s=10.0), 100) == pytest.approx(0.08)
-    assert tpot_bound(Tier(name="b", priority=2), 100) is None
+def test_of_an_e2e_bound_counts_what_is_left_of_it() -> None:
+    tier = Tier(name="whole", priority=1, e2e_s=2.0)
+    chances = [ask(busy(), now_s=now, tier=tier, deadline_s=math.inf).hit for now in (0.0, 1.0, 1.48, 1.9)]
+    # 0.03 s to the first token and 50 steps of 0.01 s: needs 0.53 s and a little
+    assert chances[0] > 0.99
+    assert chances == sorted(chances, reverse=True)
+    assert chances[2] == pytest.approx(0.5, abs=0.07)
+    assert chances[3] < 0.2
+
+
+def test_chances() -> None:
     assert chance(0.0, 1.0) == 0.5
     assert chance(1.0, 1.0) == pytest.approx(1 / (1 + math.exp(-1.7)))
     assert (chance(1e9, 1.0), chance(-1e9, 1.0)) == (1.0, 0.0)

@@ -14,6 +14,8 @@ from weighbridge.routing.prefix_index import match_all
 from weighbridge.routing.room import Room
 
 REFRESH_S = 1.0
+UNEVEN = 1.25
+"""Ratio of decode steps from which instances of one pool are not taken for equal."""
 NEEDS_PREFILL = frozenset({"sglang"})
 """Kinds whose decode instances answer nothing without a prefill instance."""
 
@@ -30,6 +32,7 @@ class Pool:
         "max_context",
         "room",
         "seconds_per_token",
+        "uneven",
         "warming",
     )
 
@@ -50,6 +53,8 @@ class Pool:
         self.seconds_per_token = self.base_s = 0.0
         """Prefill seconds per token and base of a step on the fastest instance; 0 where a profile is unconfirmed."""
         self.fresh_until_s = float("-inf")
+        self.uneven = False
+        """Whether some are so much slower that waiting for another may be better than starting there."""
 
     def refresh(self, now_s: float) -> None:
         """Look at the speeds again: they are corrected by live traffic."""
@@ -58,7 +63,15 @@ class Pool:
         complete = bool(costs) and len(costs) == len(self.entry) and all(c.seen for c in costs)
         self.seconds_per_token = min(c.prefill_s for c in costs) if complete else 0.0
         self.base_s = min(c.base_s for c in costs) if complete else 0.0
+        steps = [c.base_s + c.sequence_s for c in costs]
+        self.uneven = len(costs) == len(self.entry) > 1 and max(steps) > UNEVEN * min(steps)
         self.room.refresh()
+
+    def without(self, fitting: list[Instance]) -> list[Instance]:
+        """Where a request may start, those in `fitting` left out; nothing where all are equally fast."""
+        if not self.uneven or len(fitting) == len(self.entry):
+            return []
+        return [instance for instance in self.entry if instance not in fitting]
 
 
 class Candidates:

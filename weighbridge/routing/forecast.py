@@ -11,7 +11,8 @@ tokens, on an instance with D decoding sequences that hold K KV tokens and Q pro
     tpot    = (base + sequence*S + kv*Kb) / (1 - min(u, .7)),  u = share of the fleet's prefill capacity in use
               S, Kb: the batch that will run beside it on average, remaining lengths taken as exponential
     delay   = D*prefill*n + sum_j min(left_j, o)*(sequence + kv*(n + o/2)), and recompute if KV would overflow
-    hit     = P(TTFT <= slack) * P(tpot <= bound), logistic with width error * bound
+    hit     = P(TTFT <= slack) * P(tpot <= bound), logistic with width error * bound;
+              of a tier with an E2E bound and none on TPOT P(TTFT + o * tpot <= what is left of it)
     loss    = over the tiers running there: count * (chance to meet TPOT now - chance with this request beside it)
 """
 
@@ -19,7 +20,6 @@ from __future__ import annotations
 
 import math
 
-from weighbridge.core.request import Tier
 from weighbridge.routing.cost import Cost
 from weighbridge.routing.fleet import Instance
 from weighbridge.routing.policy import Option, View
@@ -78,7 +78,9 @@ class Asked:
 
     __slots__ = (
         "context",
+        "e2e_s",
         "error",
+        "left_s",
         "leg",
         "now_s",
         "output",
@@ -97,9 +99,18 @@ class Asked:
         self.slack_s = view.deadline_s - view.now_s
         self.ttft_s = error * (view.tier.ttft_s or 1.0)
         """Width of the first-token chance."""
-        self.tpot_s = tpot_bound(view.tier, output_tokens)
+        tier = view.tier
+        self.tpot_s = tier.tpot_s
+        self.e2e_s = tier.e2e_s if tier.tpot_s is None else None
+        """Looked at where there is no TPOT bound."""
+        self.left_s = 0.0 if tier.e2e_s is None else tier.e2e_s - (view.now_s - view.request.arrival_s)
+        """What is left of the E2E bound."""
         self.stretch = 1.0 / (1.0 - interference) if view.leg == "whole" else 1.0
         """By how much prefill beside it stretches TPOT."""
+
+    def misses(self, made: Forecast) -> bool:
+        """Whether an E2E bound, where that is what counts, is out of reach."""
+        return self.e2e_s is not None and self.left_s < made.ttft_s + self.output * made.tpot_s
 
 
 def forecast(option: Option, view: View, cost: Cost, error: float, interference: float) -> Forecast:
@@ -149,9 +160,10 @@ def forecast_on(option: Option, cost: Cost, asked: Asked) -> Forecast:
         own = context + 0.5 * output
         kv = own + (instance.kv_tokens + 0.5 * instance.decode_tokens) * overlap
         tpot = cost.decode_step_s(1.0 + busy * overlap, kv) * asked.stretch
-        bound = asked.tpot_s
-        if bound is not None:
-            hit = chance(bound - tpot, asked.error * bound)
+        if asked.tpot_s is not None:
+            hit = chance(asked.tpot_s - tpot, asked.error * asked.tpot_s)
+        elif asked.e2e_s is not None:
+            hit = chance(asked.left_s - wait - prefill - output * tpot, asked.error * asked.e2e_s)
         if busy:
             stall = per_token * prompt
             shared = overlap * output * (cost.sequence_s + cost.kv_s * own)
@@ -160,15 +172,6 @@ def forecast_on(option: Option, cost: Cost, asked: Asked) -> Forecast:
     if (leg != "decode" or transfer) and asked.slack_s != _INFINITY:
         hit *= chance(asked.slack_s - wait - prefill - transfer, asked.ttft_s)
     return Forecast(wait, prefill, transfer, tpot, delay, hit, loss, kv_over)
-
-
-def tpot_bound(tier: Tier, output_tokens: float) -> float | None:
-    """Seconds per output token that the tier allows: its own bound, or what is left of an E2E bound."""
-    if tier.tpot_s is not None:
-        return tier.tpot_s
-    if tier.e2e_s is not None:
-        return 0.8 * tier.e2e_s / max(output_tokens, 8)
-    return None
 
 
 def _owed(instance: Instance, now_s: float, seconds_per_token: float) -> float:

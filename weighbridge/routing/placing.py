@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from weighbridge.core.actions import Dispatch, Leg
 from weighbridge.core.errors import WeighbridgeError
@@ -46,12 +46,14 @@ class Placing:
 
     def start(
         self, live: Live, pool: Pool, instances: list[Instance], now_s: float, *, may_hold: bool,
-        cached: Mapping[int, int] | None = None,
+        cached: Mapping[int, int] | None = None, full: Sequence[Instance] = (), held: int = 1, released: bool = False,
     ) -> Dispatch | None:  # fmt: skip
         """Ask the policy for one of `instances` and send the request there; nothing if it would rather wait.
-        `cached` is what `Candidates.cached` said, if that was asked already."""
+        `cached` is what `Candidates.cached` said, if that was asked already; the rest is as in `View`."""
         leg: Leg = "whole" if instances[0].spec.role == "mixed" else "prefill"
-        choice, view = self._ask(live, instances, leg, now_s, may_hold=may_hold, cached=cached)
+        choice, view = self._ask(
+            live, instances, leg, now_s, may_hold=may_hold, cached=cached, full=full, held=held, released=released
+        )
         live.tight = choice.tight
         if choice.index is None:
             return None
@@ -122,7 +124,7 @@ class Placing:
 
     def _ask(
         self, live: Live, instances: list[Instance], leg: Leg, now_s: float, *, may_hold: bool,
-        cached: Mapping[int, int] | None = None,
+        cached: Mapping[int, int] | None = None, full: Sequence[Instance] = (), held: int = 1, released: bool = False,
     ) -> tuple[Choice, View]:  # fmt: skip
         if cached is None:
             cached = self.candidates.cached(live.request)
@@ -140,6 +142,9 @@ class Placing:
             tier=live.tier,
             deadline_s=live.deadline_s,
             may_hold=may_hold,
+            full=self.candidates.options(live.request, full, leg, live.expected_output_tokens, cached) if full else (),
+            held=held,
+            released=released,
         )
         try:
             choice = self.policy.choose(view)

@@ -44,16 +44,21 @@ class View:
 
     `may_hold`: the answer may be `Choice(None)`, "not now"; the request is offered again when something changes.
     `deadline_s` is when its first token is due, infinity where its tier has no such bound.
+    `full` are further instances that could take it but have no room now, shown where speeds differ; `held` requests
+    wait here, this one included. `released`: it has waited so long that only a better instance is worth waiting for.
     """
 
     __slots__ = (
         "deadline_s",
         "explain",
         "fleet",
+        "full",
+        "held",
         "leg",
         "may_hold",
         "now_s",
         "options",
+        "released",
         "request",
         "rng",
         "tier",
@@ -72,7 +77,13 @@ class View:
         tier: Tier = _STANDARD,
         deadline_s: float = float("inf"),
         may_hold: bool = False,
+        full: Sequence[Option] = (),
+        held: int = 1,
+        released: bool = False,
     ) -> None:
+        self.full = full
+        self.held = held
+        self.released = released
         self.request = request
         self.options = options
         self.fleet = fleet

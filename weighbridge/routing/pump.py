@@ -19,6 +19,8 @@ GATE_TRIES = 3
 """Requests declined by the policy per pass before the pass ends with everyone waiting."""
 MOST_TRIES = 8
 """The same with those that would miss their own bound by now: they wait for leisure, and nobody for them."""
+FASTER = 4.0
+"""For a faster instance that is full a request may wait this many times longer than for a better moment."""
 RETRY_S = 0.01
 """After a pass in which someone had to wait, the queue is left alone for this long."""
 OVERLOAD_LOOK_S = 0.25
@@ -132,7 +134,7 @@ class Pump:
                     if not fitting:
                         return
                 usable = self._placing.candidates.usable(live.request, pool, fitting, live.failed_on)
-                sent = self._offer(live, pool, usable, now_s, cached)
+                sent = self._offer(live, pool, usable, now_s, cached, pool.without(fitting), len(queue))
             if sent is None:
                 declined.add(live.request.id)
                 tries += not live.tight
@@ -143,8 +145,9 @@ class Pump:
             queue.quiet_until_s = now_s + RETRY_S
 
     def _offer(
-        self, live: Live, pool: Pool, usable: list[Instance], now_s: float, cached: Mapping[int, int]
-    ) -> Dispatch | None:
+        self, live: Live, pool: Pool, usable: list[Instance], now_s: float, cached: Mapping[int, int],
+        full: list[Instance], held: int,
+    ) -> Dispatch | None:  # fmt: skip
         if not usable:
             return None
         if self._admission.overloaded and "clip" in live.request.allow and live.max_tokens is None:
@@ -152,9 +155,15 @@ class Pump:
             if clipped < live.request.max_tokens:
                 live.max_tokens = clipped
                 self._admission.count(live.tier.name, "clipped")
-        released = now_s - live.held_s > self._settings.release_after * live.bound_s
+        if full and now_s - live.held_s > FASTER * self._settings.release_after * live.bound_s:
+            # it has waited for a faster one long enough: let it wait in an engine's own queue, if that is still better
+            usable, full = [*usable, *full], []
+        waited = (now_s - live.held_s) / (self._settings.release_after * live.bound_s)
+        may_hold = waited <= 1.0 or bool(full)
         stage, live.stage = live.stage, RUNNING
-        sent = self._placing.start(live, pool, usable, now_s, may_hold=not released, cached=cached)
+        sent = self._placing.start(
+            live, pool, usable, now_s, may_hold=may_hold, cached=cached, full=full, held=held, released=waited > 1.0
+        )
         live.stage = stage
         if sent is not None:
             self.drop(live)

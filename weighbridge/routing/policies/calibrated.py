@@ -11,11 +11,16 @@ requests whose prompts the fleet could compute instead, times the share of its p
 
 from __future__ import annotations
 
-from weighbridge.routing.forecast import Asked, Forecast, chance, forecast_on, tpot_bound
+from weighbridge.routing.cost import Cost
+from weighbridge.routing.forecast import Asked, Forecast, chance, forecast_on
 from weighbridge.routing.policy import Choice, Option, View, least
 
 LATE_LOSS = 0.1
 SLACK_S = 0.1
+MORE_HITS = 0.1
+SOONER = 0.85
+"""Of the time in which faster instances work off all that is held: some of it will go elsewhere, and a start on a slow
+instance cannot be taken back."""
 MOST_INTERFERENCE = 0.7
 
 
@@ -44,45 +49,81 @@ class Calibrated:
             price = offered.displaced(view.now_s) * interference
         made: list[Forecast] = []
         scores: list[float] = []
-        output, weight = options[0].decode_tokens, self.seconds
         for option in options:
             cost = option.instance.cost
             if cost is None:
                 return self._by_tokens(view)
             each = forecast_on(option, cost, asked)
-            seconds = each.ttft_s + output * each.tpot_s + each.delay_s
-            if each.kv_over_tokens > 0:
-                seconds += each.kv_over_tokens * cost.prefill_s * (option.instance.decoding + 1)
+            score = self._score(option, cost, each)
             made.append(each)
-            score = weight * seconds - each.hit + each.loss
             scores.append(score + price * (option.prefill_tokens - warmest) if price else score)
         best = least(scores, view.rng)
-        if view.may_hold and options[best].instance.charges:
-            each = made[best]
-            tight = view.deadline_s - view.now_s < each.ttft_s
-            if self._waits(view, options[best], each, tight):
-                return Choice(None, tight=tight)
+        if view.may_hold:
+            if view.full and self._better_later(view, asked, made[best]):
+                return Choice(None)
+            if options[best].instance.charges and not view.released:
+                each = made[best]
+                tight = view.deadline_s - view.now_s < each.ttft_s
+                if self._waits(view, options[best], each, tight, asked):
+                    return Choice(None, tight=tight)
         return Choice(best, scores, [_terms(each) for each in made] if view.explain else ())
 
-    def _waits(self, view: View, option: Option, made: Forecast, tight: bool) -> bool:
+    def _score(self, option: Option, cost: Cost, made: Forecast) -> float:
+        seconds = made.ttft_s + option.decode_tokens * made.tpot_s + made.delay_s
+        if made.kv_over_tokens > 0:
+            seconds += made.kv_over_tokens * cost.prefill_s * (option.instance.decoding + 1)
+        return self.seconds * seconds - made.hit + made.loss
+
+    def _better_later(self, view: View, asked: Asked, made: Forecast) -> bool:
+        """Whether a full instance that is faster will have worked off all that is held sooner than this request would
+        be done where there is room, its chance to meet its bounds counted in."""
+        rate = 0.0
+        for option in view.full:
+            instance, cost = option.instance, option.instance.cost
+            if cost is None:
+                return False
+            # like requests one after another: a share of the batch's decoding, and the whole step while it prefills
+            running = len(instance.charges)
+            step = cost.decode_step_s(running, instance.kv_tokens)
+            rate += 1.0 / (asked.output * step / running + cost.prefill_s * option.prefill_tokens + step)
+        later_s = SOONER * view.held / rate
+        asked.slack_s -= later_s
+        asked.left_s -= later_s
+        # with bounds on both TTFT and TPOT a hit is a hit, however fast: only hits are worth waiting for
+        margin, weight = (MORE_HITS, 0.0) if asked.tpot_s is not None else (0.0, self.seconds)
+        here = weight * (made.ttft_s + asked.output * made.tpot_s) - made.hit + made.loss - margin
+        for option in view.full:
+            cost = option.instance.cost
+            if cost is not None:
+                # what it costs others there is left out: who will run there then is not known
+                then = forecast_on(option, cost, asked)
+                if weight * (later_s + then.ttft_s + asked.output * then.tpot_s) - then.hit < here:
+                    return True
+        return False
+
+    def _waits(self, view: View, option: Option, made: Forecast, tight: bool, asked: Asked) -> bool:
         cost = option.instance.cost
         if cost is None or not cost.seen:
             return False
         if made.kv_over_tokens > 0:
             return True
-        if tight:
+        if tight or asked.misses(made):
             return made.loss > LATE_LOSS
         if view.deadline_s - view.now_s > made.ttft_s + SLACK_S:
-            return made.hit - made.loss < self.gate * self._alone(view, option)
+            return made.hit - made.loss < self.gate * self._alone(option, asked)
         return False
 
-    def _alone(self, view: View, option: Option) -> float:
-        """Chance to meet the TPOT bound with the instance to itself: waiting can bring no more than that."""
-        cost, bound = option.instance.cost, tpot_bound(view.tier, option.decode_tokens)
-        if cost is None or bound is None or view.leg == "prefill":
+    def _alone(self, option: Option, asked: Asked) -> float:
+        """Chance to meet the bound on decoding with the instance to itself: waiting can bring no more than that."""
+        cost = option.instance.cost
+        if cost is None or asked.leg == "prefill":
             return 1.0
-        alone = cost.decode_step_s(1, view.request.prompt_tokens + 0.5 * option.decode_tokens)
-        return chance(bound - alone, self.error * bound)
+        alone = cost.decode_step_s(1, asked.context + 0.5 * asked.output)
+        if asked.tpot_s is not None:
+            return chance(asked.tpot_s - alone, self.error * asked.tpot_s)
+        if asked.e2e_s is not None:
+            return chance(asked.left_s - asked.output * alone, self.error * asked.e2e_s)
+        return 1.0
 
     def _by_tokens(self, view: View) -> Choice:
         scores = [

@@ -1,0 +1,89 @@
+"""A fast and a slow instance: when the slow one is worth it, and when waiting for the fast one is."""
+
+import pytest
+
+from weighbridge.core.actions import Dispatch
+from weighbridge.core.events import FirstToken, InstanceUp, RequestArrived, Tick
+from weighbridge.core.instance import InstanceSpec, Limits, StepTerms
+from weighbridge.core.request import Request, Tier
+from weighbridge.routing.router import Router, RouterSettings
+from weighbridge.scheduling.scheduler import SchedulerConfig
+from weighbridge.sim.fleet import SimulatedFleet, SimulatedInstance
+from weighbridge.sim.live import SimulationSettings
+from weighbridge.sim.runs import Run, run_with_records
+from weighbridge.workload.trace import TraceRequest
+
+BATCH = Tier(name="batch", priority=20)
+STRICT = Tier(name="strict", priority=0, ttft_s=1.0, tpot_s=0.2)
+SLOTS, OUTPUT = 4, 128
+
+
+def terms(prefill: float, decode: float) -> StepTerms:
+    return StepTerms(base_s=0.006 * decode, prefill_s=0.0025 * prefill, sequence_s=0.003 * decode)
+
+
+FAST, SLOW = terms(1, 1), terms(35, 6)
+
+
+def placed(count: int, tier: Tier, prompt: int = 20) -> tuple[list[str], Router]:
+    """Where requests that come all at once go: the instance of each, or nothing while it is held."""
+    router = Router(RouterSettings(policy="calibrated", tiers=(BATCH, STRICT), record_decisions=False))
+    for name, step in (("fast", FAST), ("slow", SLOW)):
+        spec = InstanceSpec(name=name, step=step, limits=Limits(token_budget=512, max_sequences=SLOTS, kv_blocks=4_000))
+        router.handle(InstanceUp(spec=spec, generation=1), 0.0)
+    where: dict[str, str] = {}
+    now = 0.0
+    for n in range(count):
+        now = 0.1 * n
+        request = Request(id=f"r{n}", arrival_s=now, prompt_tokens=prompt, max_tokens=OUTPUT, tier=tier.name)
+        actions = router.handle(RequestArrived(request=request), now)
+        for action in actions:
+            if isinstance(action, Dispatch):
+                where[action.request_id] = action.instance
+                router.handle(FirstToken(request_id=action.request_id), now + 0.05)
+    for action in router.handle(Tick(), now + 0.1):
+        if isinstance(action, Dispatch):
+            where[action.request_id] = action.instance
+    return [where.get(f"r{n}", "") for n in range(count)], router
+
+
+def test_a_few_wait_for_the_fast_one() -> None:
+    where, router = placed(SLOTS + 3, BATCH)
+    assert where == ["fast"] * SLOTS + [""] * 3
+    assert router.held_requests == 3
+
+
+def test_many_use_the_slow_one_too() -> None:
+    where, _ = placed(48, BATCH)
+    assert 1 <= where.count("slow") <= SLOTS
+    assert where[:SLOTS] == ["fast"] * SLOTS
+
+
+def test_long_prompts_never_go_where_they_take_a_minute() -> None:
+    where, _ = placed(12, BATCH, prompt=500)
+    assert "slow" not in where
+
+
+def test_with_bounds_on_both_a_hit_is_a_hit_however_fast() -> None:
+    """The slow one keeps a strict tier's bounds, so nothing waits for the fast one."""
+    where, router = placed(SLOTS + 2, STRICT, prompt=4)
+    assert where[SLOTS:] == ["slow"] * 2
+    assert router.held_requests == 0
+
+
+@pytest.mark.parametrize("count", [8, 48])
+def test_the_whole_burst_is_never_done_later_than_on_the_fast_one_alone(count: int) -> None:
+    config = SchedulerConfig(token_budget=512, max_sequences=SLOTS, blocks=4_000)
+    fast, slow = SimulatedInstance("fast", FAST, config), SimulatedInstance("slow", SLOW, config)
+
+    class Burst:
+        def requests(self, seed: int) -> list[TraceRequest]:
+            return [TraceRequest(0.05 * n, 20, OUTPUT) for n in range(count)]
+
+    ends = {}
+    for fleet in ((fast,), (fast, slow)):
+        one = Run(SimulatedFleet(fleet), Burst(), policy="calibrated", settings=SimulationSettings(max_tokens=None))
+        _, records = run_with_records(one)
+        assert all(r.status == "ok" for r in records)
+        ends[len(fleet)] = max(r.last_token_s or 0.0 for r in records)
+    assert ends[2] <= ends[1] * (1.001 if count == 8 else 0.95)
