@@ -163,7 +163,7 @@ def forecast_on(option: Option, cost: Cost, asked: Asked) -> Forecast:
         if asked.tpot_s is not None:
             hit = chance(asked.tpot_s - tpot, asked.error * asked.tpot_s)
         elif asked.e2e_s is not None:
-            hit = chance(asked.left_s - wait - prefill - output * tpot, asked.error * asked.e2e_s)
+            hit = chance(asked.left_s - wait - prefill - transfer - output * tpot, asked.error * asked.e2e_s)
         if busy:
             stall = per_token * prompt
             shared = overlap * output * (cost.sequence_s + cost.kv_s * own)
