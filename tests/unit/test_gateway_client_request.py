@@ -53,6 +53,7 @@ def test_completion_prompts() -> None:
         with pytest.raises(RequestError) as caught:
             complete(bad)
         assert (caught.value.status, caught.value.param) == (400, "prompt")
+    assert complete([1, 2.0]).exact_tokens == 2
     for big in ([10**22], [[1], [2**31]]):
         with pytest.raises(RequestError, match="no vocabulary"):
             complete(big)

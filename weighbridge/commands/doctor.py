@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from weighbridge.config.settings import Settings
 
 Level = Literal["ok", "warn", "fail"]
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -62,18 +61,15 @@ def doctor(
 
 
 def _security(settings: Settings, environment: Callable[[str], str | None]) -> Iterator[Finding]:
-    if settings.host not in LOOPBACK and not settings.keys:
-        yield Finding("warn", "listener", f"anyone who reaches {settings.host} may send requests", "add `keys`")
-    if settings.host not in LOOPBACK and settings.tls_cert is None:
-        yield Finding("warn", "listener", "requests and keys travel unencrypted", "set `tls_cert` and `tls_key`")
-    if settings.admin_host not in LOOPBACK and settings.admin_token_env is None:
-        yield Finding("fail", "admin listener", "not on loopback and without a token", "set `admin_token_env`")
-    for instance in settings.instances:
-        if instance.api_key_env and not environment(instance.api_key_env):
-            yield Finding("fail", instance.name, f"environment variable {instance.api_key_env} is not set", "set it")
-        host = instance.url.partition("://")[2].partition("/")[0].rpartition(":")[0]
-        if instance.api_key_env and instance.url.startswith("http://") and host not in LOOPBACK:
-            yield Finding("warn", instance.name, "its key travels unencrypted", "use https://")
+    import os
+    import resource
+
+    from weighbridge.commands._risks import risks
+
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # `serve` takes what it may
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for level, subject, message, remedy in risks(settings, environment, descriptors, memory):
+        yield Finding(level, subject, message, remedy)
     yield Finding("ok", "configuration", f"policy {settings.router.policy}, tiers and limits are valid")
 
 

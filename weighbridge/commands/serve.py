@@ -67,9 +67,20 @@ def serve(
     settings = load()
     directory = data_directory(settings, data_dir, os.environ)
     _offer_models(settings.engines, as_json)
+    _raise_descriptors()
     serving = Serving(settings, directory, dashboard_port if dashboard else None, load if config else None)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(serving, as_json, config, known))
+
+
+def _raise_descriptors() -> None:
+    """Every connection is a file descriptor: take as many as the system lets us."""
+    import contextlib
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _offer_models(engines: tuple[object, ...], as_json: bool) -> None:

@@ -152,7 +152,7 @@ class ClientRequest:
 
 
 def _is_ids(values: list[Any]) -> bool:
-    return all(type(v) is int and v >= 0 for v in values)
+    return all((type(v) is int or (type(v) is float and v.is_integer())) and v >= 0 for v in values)
 
 
 def _check_ids(ids: list[int]) -> None:
