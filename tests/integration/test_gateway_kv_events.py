@@ -122,3 +122,22 @@ def test_tenants_are_told_apart_in_events(engines: tuple[Listening, Listening]) 
             assert not any(w.state == "unmatched" for w in watches)
 
     run(main(), 110.0)
+
+
+def test_a_prefill_engine_is_known_by_its_events(engines: tuple[Listening, Listening]) -> None:
+    async def main() -> None:
+        rows = tuple(
+            InstanceSettings(name=name, url=engine.url, kind="embedded", kv_events="auto", role=role)
+            for name, engine, role in zip("ab", engines, ("prefill", "decode"), strict=True)
+        )
+        async with front(instances=rows, router=RouterSettings(policy="least_requests")) as f:
+            watch = f.gateway.kv.watches["a"]
+            await until(lambda: bool(watch.subscribers))
+            await f.post(ask(f, "Once more, for the pair."))
+            await until(lambda: len(watch.names) > 5 and f.gateway.driver.router.fleet.instances["a"].prefix.precise)
+            await f.post(ask(f, "And twice."))
+            prefill = [r.decision for r in f.gateway.driver.decisions if r.decision.chosen == "a"][-1]
+            assert {c.instance: c.cached_tokens for c in prefill.candidates}["a"] > 64
+            f.assert_idle()
+
+    run(main(), 110.0)

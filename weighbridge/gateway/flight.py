@@ -67,7 +67,6 @@ class Flight:
         "_progress_events",
         "_progress_s",
         "_scanner",
-        "_source",
         "_spent",
         "_surface",
         "_usage_is_ours",
@@ -84,6 +83,7 @@ class Flight:
         "responder",
         "routed",
         "salt",
+        "source",
     )
 
     def __init__(
@@ -108,7 +108,7 @@ class Flight:
         self._params: bytes | None = None
         self._params_s = 0.0
         self._spent: bytes | None = None
-        self._source: Endpoint | None = None
+        self.source: Endpoint | None = None  # who computed the prompt, where that is not `endpoint`
         self.endpoint: Endpoint | None = None
         self.exchange: Exchange | None = None
         self.head: ReplyHead | None = None
@@ -213,8 +213,8 @@ class Flight:
     def _prefill_done(self, params: bytes | None) -> None:
         """The prompt is computed; the Router chooses who decodes."""
         assert self._prefill is not None
-        self._source, self._prefill = self._prefill.endpoint, None
-        if self._source.transfer not in CONCURRENT:
+        self.source, self._prefill = self._prefill.endpoint, None
+        if self.source.transfer not in CONCURRENT:
             self._params, self._params_s = params, self._surface.driver.now()
         self._surface.driver.feed(PrefillFinished(request_id=self.id))
         if self._bound is not None and not self.ended:
@@ -496,8 +496,8 @@ class Flight:
         """The KV of a finished prefill leg will not be used: it need not wait for its lease to run out."""
         params = self._params or self._spent
         self._params = self._spent = None
-        if params is not None and self._source is not None:
-            give_up_kv(self._source, params)
+        if params is not None and self.source is not None:
+            give_up_kv(self.source, params)
 
     def _release(self) -> None:
         if self.exchange is not None:

@@ -253,8 +253,9 @@ class Surface:
         if usage.prompt_tokens and parsed.exact_tokens is None and not parsed.media:
             self.stats.estimate.observe((parsed.model,), flight.routed.prompt_tokens / usage.prompt_tokens)
             self.estimator.learn(parsed.model, parsed.text_bytes, usage.prompt_tokens)
-        if flight.endpoint is not None and flight.endpoint.kv is not None:
-            flight.endpoint.kv.answered(flight, usage)
+        computed_by = flight.source or flight.endpoint
+        if computed_by is not None and computed_by.kv is not None:
+            computed_by.kv.answered(flight, usage)
 
     def attempt_failed(self, flight: Flight, reason: str) -> None:
         """One try on one engine went wrong; the request may live on."""
