@@ -101,10 +101,28 @@ def test_preempted_work_ends_with_the_same_text(model: LlamaModel, preemption: s
         if preemption == "swap":
             assert batch.tokens == alone.tokens
             assert engine.engine.counters.swaps == 1
-        else:  # the recompute prefills what was decoded: another batch shape, so only the part before is equal
-            assert batch.tokens[:10] == alone.tokens[:10]
+        else:  # the recompute prefills what was decoded: another batch shape than the decodes had
+            before = sum(when < urgent.times_s[0] for when in batch.times_s)
+            assert batch.tokens[:before] == alone.tokens[:before]
+            prompt = model.tokenize("The quick brown") + batch.tokens[:before]
+            fresh = engine.run(prompt, 40 - before, ignore_eos=True).wait()  # whose prompt is computed in that shape
+            assert batch.tokens[before:] == fresh.tokens
             assert engine.engine.counters.swaps == 0
         assert len(batch.tokens) == 40
+
+
+def test_logits_after_a_recompute_are_those_of_the_decodes_within_rounding(model: LlamaModel) -> None:
+    """Teacher-forced: the same tokens decoded one by one, and prefilled at once as a recompute does."""
+    runner = LlamaRunner(model, SMALL)
+    tokens = model.tokenize(STORY)[:80]
+    runner.prefill([Rows(0, tokens[:64], 0, False)])
+    decoded = np.concatenate([runner.decode([0], [token], [64 + i]).copy() for i, token in enumerate(tokens[64:])])
+    runner.trim(0, 0)
+    recomputed = runner.score(0, tokens, 0)[64:]
+    off = np.abs(decoded - recomputed)
+    assert off.max() < 0.3 * decoded.std(), "rounding, not another computation"
+    assert off.mean() < 0.05 * decoded.std()
+    runner.close()
 
 
 def test_a_seed_makes_sampling_repeatable_and_logprobs_fit(model: LlamaModel) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -115,7 +115,7 @@ def _embedded(settings: Settings) -> Iterator[Finding]:
         yield Finding("warn", "engines", message, "lower `threads`")
 
 
-def _devices(devices: list[tuple[str, str, str]]) -> str:
+def _devices(devices: Sequence[tuple[str, str, str]]) -> str:
     return ", ".join(name for name, _, _ in devices) or "none"
 
 
@@ -169,7 +169,7 @@ def _reach(settings: Settings) -> Iterator[Finding]:
     yield from asyncio.run(probe())
 
 
-def _named(name: str, rows: list[tuple[str, str, str]]) -> Iterator[tuple[Any, str, str, str]]:
+def _named(name: str, rows: Sequence[tuple[str, str, str]]) -> Iterator[tuple[Any, str, str, str]]:
     for level, message, remedy in rows:
         yield level, name, message, remedy
 

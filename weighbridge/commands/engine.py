@@ -23,7 +23,7 @@ def engine(
     context: Annotated[int, typer.Option(help="Tokens per slot, prompt and output together.")] = 2048,
     threads: Annotated[int, typer.Option(help="CPU threads; 0 takes all cores.")] = 0,
     library: Annotated[str | None, typer.Option(help="Another libllama: `dispatch`, or a path.")] = None,
-    gpu_layers: Annotated[int, typer.Option(help="Layers on a GPU; -1 all, 0 none.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, gpu, cuda:1, vulkan, metal, or the library's name for it.")] = "cpu",
     model_id: Annotated[str | None, typer.Option(help="Name to serve the model under.")] = None,
     throttle: Annotated[
         str, typer.Option(help="Slow down by this factor, or prefill and decode by their own (35:6), for tests.")
@@ -45,7 +45,7 @@ def engine(
         slots=slots,
         context_tokens=context,
         threads=threads,
-        gpu_layers=gpu_layers,
+        device=device,
         library=library,
         throttle_prefill=throttle_prefill,
         throttle_decode=throttle_decode,

@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -16,6 +16,7 @@ import msgspec
 from weighbridge.core.errors import ConfigError
 from weighbridge.core.instance import Role
 from weighbridge.cost.profile import Profile
+from weighbridge.engine.devices import Device, choose_device
 from weighbridge.engine.kv_events import KvEventSettings
 from weighbridge.engine.kv_service import TransferSettings
 from weighbridge.engine.libllama import Library
@@ -33,12 +34,13 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     `model` is a catalogue name or a GGUF path, `chat_template` a Jinja file instead of the model's own template,
     `adapters` LoRA files (GGUF) with their scales. `library` is another libllama than the wheel's: `dispatch` (see
-    `weighbridge model library`) or a path. `gpu_layers` above 0 (or -1, all) puts that much of the model on a GPU that
-    the library supports. `kv_hosts` are the hosts that KV may be pulled from, `kv_advertise` the host that others are
-    told to pull from. `kv_events` is a ZeroMQ endpoint such as `tcp://127.0.0.1:5557` to publish KV cache events on,
-    `kv_events_replay` one for replays. `profile` is a file for the measured rates; without one they are measured at
-    each start. `throttle_prefill` and `throttle_decode` make that work take so many times as long, to test fleets of
-    uneven instances.
+    `weighbridge model library`) or a path. `device` names what the model runs on (`cpu`, `gpu`, `cuda:1`, `metal`,
+    ...); `auto` is the CPU unless `gpu_layers`, how many layers go to a GPU (-1 all), says otherwise. `kv_hosts`
+    are the hosts that KV may be pulled from, `kv_advertise` the host that others are told to pull from. `kv_events`
+    is a ZeroMQ endpoint such as `tcp://127.0.0.1:5557` to publish KV cache events on, `kv_events_replay` one for
+    replays. `profile` is a file for the measured rates; without one they are measured at each start.
+    `throttle_prefill` and `throttle_decode` make that work take so many times as long, to test fleets of uneven
+    instances.
     """
 
     name: str = "embedded-0"
@@ -53,6 +55,7 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     context_tokens: int = 2048
     threads: int = 0
     cores: tuple[int, ...] = ()
+    device: str = "auto"
     gpu_layers: int = 0
     library: str | None = None
     unified: bool = False
@@ -85,6 +88,8 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             value = getattr(self, name)
             if value < 64 or value % 64 or value > 512:
                 raise ConfigError(f"must be a multiple of 64 up to 512, not {value}", source="engine", path=name)
+        if self.device.lower() == "cpu" and self.gpu_layers:
+            raise ConfigError("must be 0 with device cpu", source="engine", path="gpu_layers")
         if self.threads < 0:
             raise ConfigError(f"must be 0 (all cores) or more, not {self.threads}", source="engine", path="threads")
 
@@ -130,7 +135,7 @@ class Shared:
     """What instances of one process have in common: libraries and loaded models, by what they were loaded from."""
 
     libraries: dict[str | None, Library] = field(default_factory=dict)
-    models: dict[tuple[str, int, str | None], LlamaModel] = field(default_factory=dict)
+    models: dict[tuple[str, str, int, str | None], LlamaModel] = field(default_factory=dict)
 
     def close(self) -> None:
         """Free the models; every instance must be stopped before."""
@@ -167,7 +172,7 @@ async def start_instance(
     )
     server = EngineServer(model, _engine_options(options), model_id, options.name, transfer, _read_template(options))
     runner = server.engine.runner
-    device = server.device = _device(model.library, options)
+    device = server.device = device_label(options, model.library.devices())
     profile = await asyncio.to_thread(_profile, options, server, path, device)
     await server.start(options.host, options.port)
     memory = server.engine.scheduler.memory
@@ -202,16 +207,38 @@ def _read_template(options: InstanceOptions) -> str | None:
 
 
 def _load(options: InstanceOptions, path: Path, shared: Shared, progress: Callable[[float], None] | None) -> LlamaModel:
-    key = (str(path), options.gpu_layers, options.library)
+    key = (str(path), options.device, options.gpu_layers, options.library)
     if key in shared.models:
         return shared.models[key]
     if options.library not in shared.libraries:
         shared.libraries[options.library] = Library(resolve_library(options.library))
+    library = shared.libraries[options.library]
+    device, layers = placement(options, library.devices())
     cells = -(-options.context_tokens // CELLS) * CELLS * options.slots
-    asked = ModelOptions(path, options.gpu_layers, cells, kv_value_bytes(options.kv_type))
-    model = LlamaModel(shared.libraries[options.library], asked, progress)
+    model = LlamaModel(library, ModelOptions(path, layers, cells, kv_value_bytes(options.kv_type), device), progress)
     shared.models[key] = model
     return model
+
+
+def placement(options: InstanceOptions, devices: Sequence[Device]) -> tuple[int | None, int]:
+    """The device's index (None: the CPU, or the library's choice) and how many layers go to it.
+
+    Raises:
+        ModelError: the device that is asked for is not there.
+    """
+    if options.device.lower() == "auto":
+        return None, options.gpu_layers
+    device = choose_device(options.device, devices)
+    return device, 0 if device is None else options.gpu_layers or -1
+
+
+def device_label(options: InstanceOptions, devices: Sequence[Device]) -> str:
+    """What the model is on, for people and profiles: a GPU only if the library has one and layers were put there."""
+    index, layers = placement(options, devices)
+    kinds = ("gpu", "igpu") if layers else ("cpu",)
+    found = [devices[index]] if index is not None else [device for device in devices if device.kind in kinds]
+    found = found or [device for device in devices if device.kind == "cpu"]
+    return f"{found[0].name} ({found[0].description})" if found else "cpu"
 
 
 def _engine_options(options: InstanceOptions) -> EngineOptions:
@@ -255,16 +282,6 @@ def _profile(options: InstanceOptions, server: EngineServer, path: Path, device:
     if file is not None:
         save_profile(file, profile)
     return profile
-
-
-def _device(library: Library, options: InstanceOptions) -> str:
-    """The device that the model is on: a GPU only if the library has one and layers were put there."""
-    devices = library.devices()
-    if options.gpu_layers != 0:
-        for name, kind, about in devices:
-            if kind in ("gpu", "igpu"):
-                return f"{name} ({about})"
-    return next((f"{name} ({about})" for name, kind, about in devices if kind == "cpu"), "cpu")
 
 
 def _pin(cores: tuple[int, ...]) -> None:

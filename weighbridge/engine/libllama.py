@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from weighbridge.core.errors import ModelError
+from weighbridge.engine.devices import Device
 
 WHEEL_VERSION = "2026.10.11549"
 
@@ -201,15 +202,15 @@ class Library:
         """The instruction sets that the CPU kernels were built for or chosen by, in the library's words."""
         return self.text(self.lib.llama_print_system_info())
 
-    def devices(self) -> list[tuple[str, str, str]]:
-        """Every compute device that the library found: name, kind (`cpu`, `gpu`, `igpu`, `accel`), description."""
+    def devices(self) -> list[Device]:
+        """Every compute device that the library found, in its order."""
         kinds = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
         found = []
         for index in range(self.lib.ggml_backend_dev_count()):
             device = self.lib.ggml_backend_dev_get(index)
             kind = kinds.get(self.lib.ggml_backend_dev_type(device), "other")
             name = self.text(self.lib.ggml_backend_dev_name(device))
-            found.append((name, kind, self.text(self.lib.ggml_backend_dev_description(device))))
+            found.append(Device(name, kind, self.text(self.lib.ggml_backend_dev_description(device))))
         return found
 
     def text(self, pointer: Any) -> str:

@@ -14,12 +14,16 @@ from weighbridge.engine.libllama import Library
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """How to load a model. `gpu_layers` is how many layers go to a GPU (-1 all of them, 0 none, the CPU)."""
+    """How to load a model. `gpu_layers` is how many layers go to a GPU (-1 all of them, 0 none, the CPU).
+
+    `device` is the index of the device they go to; None leaves it to the library, which takes all that it has.
+    """
 
     path: Path
     gpu_layers: int = 0
     context_tokens: int = 0  # KV tokens that will be allocated, for the memory check
     kv_value_bytes: float = 2.0
+    device: int | None = None
 
 
 class LlamaModel:
@@ -40,6 +44,9 @@ class LlamaModel:
         ffi, lib = library.ffi, library.lib
         params = lib.llama_model_default_params()
         params.n_gpu_layers = options.gpu_layers
+        if options.device is not None:
+            chosen = ffi.new("ggml_backend_dev_t[]", [lib.ggml_backend_dev_get(options.device), ffi.NULL])
+            params.devices = chosen
 
         @ffi.callback("llama_progress_callback")  # type: ignore[untyped-decorator, unused-ignore]
         def on_progress(fraction: float, _: Any) -> bool:

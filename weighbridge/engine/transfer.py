@@ -6,6 +6,7 @@ them in verbatim; the KV is pulled from there and the lease ended. Hosts to pull
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -110,7 +111,8 @@ async def pull(client: HttpClient, remote: Remote, model_tag: str) -> Pulled | s
         if tag is None or tag.decode("latin-1") != model_tag:
             return "the prefill instance serves another model or KV format"
         took = time.perf_counter() - begun
-        await client.request("DELETE", remote.url, timeout_s=PULL_TIMEOUT_S)
     except ExchangeFailed as error:
         return f"the KV could not be pulled: {error}"
+    with contextlib.suppress(ExchangeFailed):  # what was pulled is good; a lease that cannot be ended ends by itself
+        await client.request("DELETE", remote.url, timeout_s=PULL_TIMEOUT_S)
     return Pulled(reply.body, remote.tokens, took)
