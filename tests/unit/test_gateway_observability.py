@@ -50,9 +50,16 @@ def test_every_request_is_one_line_in_the_access_log_and_no_secret_is_in_it(tmp_
                 async with asyncio.timeout(0.1):
                     await f.post(chat(user="wait"), authorization=bearer, x_request_id="six")
             await until(lambda: not f.gateway.driver.flights)
+            assert (await f.post(chat(), authorization=bearer + "x")).status == 401
+            metrics = (await f.get("/metrics", admin=True)).body.decode()
+            assert "weighbridge_http_refused 1.0" in metrics
+            assert 'outcome="refused_401"} 1.0' in metrics
 
     run(main())
     found = rows(tmp_path)
+    stranger = found.pop()
+    assert (stranger["status"], stranger["outcome"]) == (401, "refused")
+    assert "tenant" not in stranger
     seen = [(r["request_id"], r["status"], r["outcome"], r["tenant"]) for r in found]
     assert seen[:4] == [
         ("one", 200, "ok", "team-a"),

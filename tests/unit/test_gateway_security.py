@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import MODEL, answer, chat, front, instance, text_of
+from tests.support.gateway import MODEL, answer, chat, frame, front, instance, text_of
 from tests.support.loop import run, until
 from tests.support.upstream import Call, FakeUpstream
 from weighbridge.gateway import Gateway, GatewaySettings, KeySettings
@@ -126,6 +126,31 @@ def test_token_limits_of_a_key() -> None:
             assert 1 <= int(reply.header(b"retry-after")) <= 60
             assert (await f.post(chat(), authorization="Bearer large")).status == 200
             f.assert_idle()
+
+    run(main())
+
+
+def test_a_client_that_leaves_early_pays_for_what_it_got() -> None:
+    async def main() -> None:
+        sent = asyncio.Event()
+
+        async def script(call: Call) -> None:
+            await call.sse_head()
+            for _ in range(60):
+                await call.chunk(frame("a"))
+            sent.set()
+            await call.wait_closed()
+
+        async with FakeUpstream(script) as upstream, front(upstream, keys=(key("k", tokens_per_minute=1000),)) as f:
+            task = asyncio.create_task(f.post(chat(max_tokens=500), authorization="Bearer k"))
+            await sent.wait()
+            await until(lambda: any(flight.first_token_s for flight in f.gateway.driver.flights.values()))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            await until(lambda: not f.gateway.driver.flights)
+            (bucket,) = f.gateway.surface.quotas._buckets.values()
+            assert 800 < bucket._level < 945, "sixty tokens and the prompt are gone, the rest of the budget is back"
+            assert (await f.post(chat(max_tokens=990), authorization="Bearer k")).status == 429
 
     run(main())
 

@@ -61,6 +61,12 @@ class AccessLog:
         """A request that never became a flight."""
         self._add(self._entry(request, request_id, "refused", tenant), responder)
 
+    def stopped(self, request: Request, status: int) -> None:
+        """A request that was refused before its body was read."""
+        entry = self._entry(request, "", "refused", "")
+        entry.status = status
+        self.writer.append(msgspec.json.encode(entry) + b"\n")
+
     def ended(
         self, flight: Flight, outcome: str, usage: Usage, output_tokens: int, ttft_s: float | None, e2e_s: float
     ) -> None:

@@ -231,6 +231,10 @@ class Admin:
         yield gauge("weighbridge_instance_drifts", "Lasting changes of speed noticed.", one, drifts)
         yield from kv_metrics(gateway.kv)
         router = gateway.driver.router
+        refused = [((), float(gateway.server.refusals))]
+        yield gauge(
+            "weighbridge_http_refused", "Requests refused before they were read, 401 and malformed.", (), refused
+        )
         guard = gateway.guard
         lag = [((), guard.lag_s)]
         yield gauge("weighbridge_event_loop_lag_seconds", "How late the event loop is, smoothed.", (), lag)

@@ -256,7 +256,7 @@ class Flight:
 
     def client_gone(self) -> None:
         """The client disconnected: the engine must hear of it at once."""
-        if not self._end("cancelled"):
+        if not self._end("cancelled", output_tokens=self._streamed()):
             return
         self._detach()
         self._surface.driver.feed(RequestCancelled(request_id=self.id))
@@ -455,8 +455,14 @@ class Flight:
 
     def _failed(self, reason: str) -> None:
         assert self.endpoint is not None
-        if self._end("client_error" if reason.startswith("client_error") else "failed", detail=reason):
+        outcome = "client_error" if reason.startswith("client_error") else "failed"
+        if self._end(outcome, detail=reason, output_tokens=self._streamed()):
             self._surface.driver.feed(self._failed_event(reason, retriable=False))
+
+    def _streamed(self) -> int:
+        """Output that the client has received so far: leaving early is not a way to use engines for nothing."""
+        scanner = getattr(self, "_scanner", None)  # there is none before the first dispatch
+        return 0 if scanner is None else scanner.events
 
     def _finished(self, usage: Usage, frames: int) -> None:
         output = usage.output_tokens if usage.output_tokens is not None else frames

@@ -105,6 +105,9 @@ class Surface:
         """Refuses a caller without a valid key before reading its body."""
         principal = self.auth.principal(request)
         if principal is None:
+            self.stats.requests.add((ENDPOINTS.get(request.path, ""), "", "", "refused_401"))
+            if self.access is not None:
+                self.access.stopped(request, 401)
             return 401, REFUSED
         request.context = principal
         return None
