@@ -15,9 +15,12 @@ from typing import Any
 from weighbridge.gateway.kv.wire import Cleared, KvEvent, Removed, Stored
 
 MAX_BLOCKS = 262_144
-"""Blocks remembered of one engine, at about 400 bytes each; beyond it the oldest are forgotten."""
+"""Blocks remembered of one engine, at about 300 bytes each; beyond it the oldest are forgotten."""
 
 Key = bytes
+Holders = frozenset[str]
+"""Ranks and media that hold a block, as `rank/medium`; the few sets that occur are shared between blocks."""
+NOBODY: Holders = frozenset()
 
 
 def root_key(block_tokens: int, lora: str) -> Key:
@@ -55,7 +58,8 @@ class Blocks:
     def __init__(self, limit: int = MAX_BLOCKS) -> None:
         self.limit = limit
         self._keys: OrderedDict[Hashable, Key] = OrderedDict()
-        self._holders: dict[Hashable, set[str]] = {}
+        self._holders: dict[Hashable, Holders] = {}
+        self._sets: dict[Holders, Holders] = {}
         self._held: Counter[Key] = Counter()
         self.block_tokens = 0
         """As last stored; 0 before the first block."""
@@ -91,12 +95,13 @@ class Blocks:
                 self._keys[value] = block_key(key, event.tokens[at * size : (at + 1) * size], extra)
             key = self._keys[value]
             self._keys.move_to_end(value)
-            holders = self._holders.setdefault(value, set())
+            holders = self._holders.get(value, NOBODY)
             if not holders:
                 self._held[key] += 1
                 if self._held[key] == 1:
                     new.append(key)
-            holders.add(holder)
+            if holder not in holders:
+                self._holders[value] = self._shared(holders | {holder})
         if event.tokens and size:
             self.block_tokens = size
             if event.lora and len(self.loras) < 1000:
@@ -112,23 +117,28 @@ class Blocks:
             holders = self._holders.get(value)
             if holders is None:
                 continue
-            if holder.endswith("/"):
-                holders.difference_update({name for name in holders if name.startswith(holder)})
-            else:
-                holders.discard(holder)
-            if not holders:
-                gone += self._forget(value)
+            gone += self._let_go(value, holders, holder)
         return gone
+
+    def _let_go(self, value: Hashable, holders: Holders, holder: str) -> list[Key]:
+        """One holder has it no more; one that ends in "/" means a rank with all its media."""
+        every = holder.endswith("/")
+        left = frozenset(name for name in holders if not (name.startswith(holder) if every else name == holder))
+        if not left:
+            return self._forget(value)
+        self._holders[value] = self._shared(left)
+        return []
+
+    def _shared(self, holders: Holders) -> Holders:
+        if len(self._sets) > 1000:
+            self._sets.clear()
+        return self._sets.setdefault(holders, holders)
 
     def clear(self, rank: str | None = None) -> list[Key]:
         """A rank holds nothing any more, or (None) the engine is another process now."""
         gone: list[Key] = []
-        for value in list(self._holders):
-            holders = self._holders[value]
-            if rank is not None:
-                holders.difference_update({name for name in holders if name.startswith(f"{rank}/")})
-            if rank is None or not holders:
-                gone += self._forget(value)
+        for value, holders in list(self._holders.items()):
+            gone += self._forget(value) if rank is None else self._let_go(value, holders, f"{rank}/")
         return gone
 
     def _forget(self, value: Hashable) -> list[Key]:

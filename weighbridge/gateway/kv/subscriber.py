@@ -16,7 +16,7 @@ from weighbridge.gateway.kv.wire import KvEvent, read_batch
 log = logging.getLogger("weighbridge.gateway.kv")
 POLL_MS = 500
 REPLAY_MS = 3000
-AT_ONCE = 16  # batches between two turns of the event loop
+AT_ONCE = 2  # batches between two turns of the event loop: one of 50 blocks takes about 0.2 ms
 MAX_MESSAGE_BYTES = 16 << 20
 HIGH_WATER = 10_000  # batches that wait unread; beyond it they are lost here and replayed
 LAST = (1 << 64) - 1
