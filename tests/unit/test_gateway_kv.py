@@ -21,7 +21,7 @@ from weighbridge.core.errors import ConfigError
 from weighbridge.gateway import Gateway, GatewaySettings, InstanceSettings
 from weighbridge.gateway.kv.blocks import Blocks, chain_keys
 from weighbridge.gateway.kv.discovery import told_sources
-from weighbridge.gateway.kv.names import Names, ends_in
+from weighbridge.gateway.kv.names import Layout, Names
 from weighbridge.gateway.kv.stream import Sequence
 from weighbridge.gateway.kv.wire import Cleared, Removed, Stored, read_batch
 
@@ -194,9 +194,11 @@ def test_blocks_follow_a_plain_model(steps: list[tuple[str, int, str]]) -> None:
 
 
 def test_byte_blocks_end_in_token_blocks() -> None:
-    assert ends_in(4, 64, 256, 64, 16) == [0, 1, 2, 3]
-    assert ends_in(4, 64, 256, 65, 16) == [0, 1, 2, 4]
-    assert ends_in(2, 64, 1000, 3, 16) == [0, 0]
+    assert Layout(4, 64, 256, 64, 16).places() == [0, 1, 2, 3]
+    assert Layout(4, 64, 256, 65, 16).places() == [0, 1, 2, 4]
+    assert Layout(4, 64, 256, 65, 16).whole() == 3
+    assert Layout(2, 64, 1000, 3, 16).places() == [0, 0]
+    assert Layout(2, 64, 1000, 3, 16).whole() == 0
     names = Names()
     keys = [b"a", b"b"]
     names.learn([10, 11, 12], keys, [0, 1, 2], lambda key: False)
@@ -206,6 +208,12 @@ def test_byte_blocks_end_in_token_blocks() -> None:
     names.learn([11], [b"x"], [0], lambda key: False)
     assert names.key(11) == b"x"
     assert names.of([b"b"]) == []
+
+
+@given(st.integers(0, 40), st.integers(1, 4000), st.integers(0, 900), st.sampled_from([1, 16, 32]))
+def test_whole_blocks_are_those_placed_before_the_last(count: int, text: int, tokens: int, size: int) -> None:
+    layout = Layout(count, 64, text, tokens, size)
+    assert layout.whole() == sum(place < tokens // size for place in layout.places())
 
 
 # the order of batches

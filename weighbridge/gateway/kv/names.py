@@ -8,8 +8,10 @@ same number for every prompt of one kind.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from weighbridge.gateway.kv.blocks import Key
 
@@ -17,10 +19,29 @@ MAX_NAMES = 131_072
 """Byte blocks whose token block is remembered, at about 300 bytes each; beyond it the least recently learned go."""
 
 
-def ends_in(count: int, block_bytes: int, text_bytes: int, tokens: int, block_tokens: int) -> list[int]:
-    """For each of a prompt's `count` leading byte blocks the index of the token block that holds its end."""
-    scale = tokens / max(text_bytes, 1)
-    return [max(-(-int((n + 1) * block_bytes * scale) // block_tokens) - 1, 0) for n in range(count)]
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A prompt of `text_bytes` and `tokens`, in byte blocks and in token blocks."""
+
+    count: int
+    """Byte blocks that are known of it."""
+    block_bytes: int
+    text_bytes: int
+    tokens: int
+    block_tokens: int
+
+    def place(self, block: int) -> int:
+        """The index of the token block that holds the end of a byte block."""
+        end = (block + 1) * self.block_bytes * self.tokens // max(self.text_bytes, 1)
+        return max(-(-end // self.block_tokens) - 1, 0)
+
+    def places(self) -> list[int]:
+        """Of each byte block."""
+        return [self.place(block) for block in range(self.count)]
+
+    def whole(self) -> int:
+        """How many leading byte blocks end before the last, partial token block, which no engine keeps. O(log)."""
+        return bisect_left(range(self.count), self.tokens // self.block_tokens, key=self.place)
 
 
 class Names:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weighbridge.core.events import BlocksRemoved, BlocksStored, Event
 from weighbridge.gateway.endpoint import Endpoint
 from weighbridge.gateway.kv.blocks import MAX_BLOCKS, Blocks, Key, chain_keys
-from weighbridge.gateway.kv.names import Names, ends_in
+from weighbridge.gateway.kv.names import Layout, Names
 from weighbridge.gateway.kv.prompt import Prompt, prompt_of
 from weighbridge.gateway.kv.subscriber import Counts, Source, Subscriber
 from weighbridge.gateway.kv.wire import KvEvent
@@ -151,16 +151,14 @@ class Watch:
                 self._unheard_since_s = time.monotonic()
             self._unheard += 1
 
-    def places(self, prompt: Prompt) -> list[int]:
-        """The token block in which each of its byte blocks ends."""
-        count = len(prompt.names)
-        return ends_in(count, self._block_bytes, prompt.text_bytes, prompt.tokens, self.block_tokens)
+    def layout(self, prompt: Prompt) -> Layout:
+        """Where its byte blocks lie among its token blocks."""
+        return Layout(len(prompt.names), self._block_bytes, prompt.text_bytes, prompt.tokens, self.block_tokens)
 
     def knows(self, prompt: Prompt) -> bool:
         """Whether there is nothing to learn from it: all byte blocks before its last, partial token block are known."""
-        whole = prompt.tokens // self.block_tokens
-        kept = [name for name, place in zip(prompt.names, self.places(prompt), strict=True) if place < whole]
-        return not kept or self.names.knows(kept[-1])
+        whole = self.layout(prompt).whole()
+        return not whole or self.names.knows(prompt.names[whole - 1])
 
     def learn(self, prompt: Prompt, tokens: Sequence[int], model: str, salt: str, others: Iterable[Watch]) -> None:
         """The tokens of a prompt that was answered here: from now on its byte blocks follow their token blocks."""
@@ -169,7 +167,7 @@ class Watch:
         if not keys:
             return
         watches = [self, *(other for other in others if other is not self)]
-        places = self.places(prompt)
+        places = self.layout(prompt).places()
         self.names.learn(prompt.names, keys, places, lambda key: any(key in watch.blocks for watch in watches))
         if self.counts.batches and not self._silent:
             self._matches.append(keys[0] in self.blocks)
@@ -179,9 +177,15 @@ class Watch:
         self.confirm(prompt)
 
     def confirm(self, prompt: Prompt) -> None:
-        """What was expected here at dispatch and is not held after all, is forgotten: the last, partial block, or what
-        was evicted since."""
-        if self._precise and not self._silent:
+        """What was expected here at dispatch and is not held after all, because it was evicted since, is forgotten.
+
+        Blocks come and go from the tail: where the last whole one is held, all are. The partial one behind it may stay
+        expected: engines reuse whole blocks, and the Router counts no others.
+        """
+        if not self._precise or self._silent:
+            return
+        whole = self.layout(prompt).whole()
+        if whole and not self.holds(prompt.names[whole - 1]):
             self._removed([name for name in prompt.names if not self.holds(name)])
 
     def holds(self, name: int) -> bool:
