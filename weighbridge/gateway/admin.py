@@ -112,7 +112,11 @@ class Admin:
             return
         choice = self._gateway.surface.choice
         records = [] if choice is None else list(choice.records.values())[-last:]
-        rows = [{"request_id": r.request_id, "at_s": r.at_s, "decision": r.decision} for r in reversed(records)]
+        rows = [
+            {"request_id": r.request_id, "at_s": r.at_s, "decision": r.decision}
+            | ({} if r.cascade is None else {"cascade": r.cascade})
+            for r in reversed(records)
+        ]
         responder.send_json(200, {"selections": rows})
 
     async def _add(self, request: Request, responder: Responder) -> None:

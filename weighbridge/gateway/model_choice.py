@@ -13,11 +13,13 @@ from weighbridge.core.request import Request as RoutedRequest
 from weighbridge.gateway.auth import Principal
 from weighbridge.http import Request
 from weighbridge.selection import feedback
+from weighbridge.selection.cascade import CascadeRecord, CascadeSettings
 from weighbridge.selection.decision import Constraints, Decision, LiveCost, Mode
 from weighbridge.selection.features import FloatArray
 from weighbridge.selection.opening import open_selector
 from weighbridge.selection.settings import SelectionSettings
 from weighbridge.selection.sticky import Sessions
+from weighbridge.selection.text import routing_text
 
 if TYPE_CHECKING:
     from weighbridge.gateway.driver import Driver
@@ -37,13 +39,17 @@ class _Chat(msgspec.Struct):
 
 
 class Selected(msgspec.Struct, frozen=True):
-    """One answered `auto`: whose request it was, what was decided, and the text's sketch for feedback."""
+    """One answered `auto`: whose request it was, what was decided, and the text's sketch for feedback.
+
+    Of a cascade: all its tries; the decision is what they were weighed by, with the model that answered in the end.
+    """
 
     request_id: str
     tenant: str
     at_s: float
     decision: Decision
     sketch: FloatArray
+    cascade: CascadeRecord | None = None
 
 
 class _Feedback(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,6 +64,7 @@ class ModelChoice:
         """Raises ConfigError or CheckpointError when pool, checkpoint and settings do not fit together."""
         self.settings = settings
         self.aliases = frozenset(settings.aliases)
+        self.offered = self.aliases | ({settings.cascade.alias} if settings.cascade is not None else set())
         self.selector = open_selector(settings)
         self.records: OrderedDict[str, Selected] = OrderedDict()
         self._sessions = Sessions(settings.sticky.sessions)
@@ -71,6 +78,41 @@ class ModelChoice:
     def allows(self, principal: Principal, model: str) -> bool:
         """Whether `model` is an alias of ours that this key may use."""
         return model in self.aliases and (not principal.models or model in principal.models)
+
+    @property
+    def cascade(self) -> CascadeSettings:
+        """The configured cascade; only where `cascades` said yes."""
+        assert self.settings.cascade is not None
+        return self.settings.cascade
+
+    def cascades(self, principal: Principal, model: str) -> bool:
+        """Whether `model` asks for the cascade and this key may use it."""
+        cascade = self.settings.cascade
+        return cascade is not None and model == cascade.alias and (not principal.models or model in principal.models)
+
+    def weigh_cascade(
+        self, request: Request, principal: Principal, body: bytes, routed: RoutedRequest
+    ) -> tuple[Selected, str]:
+        """Forecast every model for a cascade's request, and the text that a judge is shown.
+
+        Raises:
+            RequestError: a bad header, or no model can serve it.
+        """
+        chat = msgspec.json.decode(body, type=_Chat)
+        messages = chat.messages or [{"role": "user", "content": _prompt_text(chat.prompt)}]
+        _, constraints = self._wishes(request, chat, principal, routed)
+        constraints = msgspec.structs.replace(constraints, previous="")
+        live = self._live(principal, routed)
+        decision, sketch = self.selector.decide_with_sketch(messages, chat.tools or (), None, constraints, live)
+        self.records.pop(routed.id, None)
+        question = routing_text(messages, chat.tools or (), self.settings.text).text
+        return Selected(routed.id, principal.tenant, routed.arrival_s, decision, sketch), question
+
+    def keep_cascade(self, selected: Selected, model: str, record: CascadeRecord) -> None:
+        """A cascade is over; feedback on it goes to the model that answered."""
+        reason = f"cascade: {model} after {len(record.tries)} calls" if len(record.tries) > 1 else f"cascade: {model}"
+        decision = msgspec.structs.replace(selected.decision, model=model, reason=reason)
+        self._keep(msgspec.structs.replace(selected, decision=decision, cascade=record))
 
     def choose(self, request: Request, principal: Principal, body: bytes, routed: RoutedRequest) -> Decision:
         """Decide for one request; `routed` is the request as it would be routed, but for its model.
@@ -90,7 +132,7 @@ class ModelChoice:
     def _live(self, principal: Principal, routed: RoutedRequest) -> dict[str, LiveCost]:
         """The router's own forecast for every model of the pool that this caller may use."""
         router, now = self._driver.router, self._driver.now()
-        listed = set(principal.models) - self.aliases
+        listed = set(principal.models) - self.offered
         out: dict[str, LiveCost] = {}
         for name in self.selector.pool.names:
             if listed and name not in listed:  # a key that names models besides the alias is given no others

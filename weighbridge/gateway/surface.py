@@ -17,6 +17,7 @@ from weighbridge.gateway.access_log import AccessLog
 from weighbridge.gateway.auth import REFUSED, Authorizer, Principal
 from weighbridge.gateway.body import plain_body
 from weighbridge.gateway.budget import RetryBudget
+from weighbridge.gateway.cascade import Cascade
 from weighbridge.gateway.client_request import ClientRequest
 from weighbridge.gateway.driver import Driver, Outcome
 from weighbridge.gateway.estimate import TokenEstimator, prefix_hashes
@@ -121,12 +122,20 @@ class Surface:
             self._shed(request, responder, request_id)
             return
         try:
-            flight = self._flight(request, responder, request_id)
+            principal, parsed = self._read(request)
+            if self.choice is not None and self.choice.cascades(principal, parsed.model):
+                Cascade(self, self.choice, responder, principal, parsed, request_id).begin()
+                return
+            flight = self.flight(request, responder, principal, parsed, request_id, request.path)
         except RequestError as error:
             self.stats.requests.add((ENDPOINTS[request.path], "", "", f"refused_{error.status}"))
             send_request_error(responder, error, self.id_header(request_id))
             self._log_refused(request, responder, request_id)
             return
+        self.launch(flight)
+
+    def launch(self, flight: Flight) -> None:
+        """Enter a flight in the books and tell the Router of it."""
         self.driver.flights[flight.id] = flight
         self.driver.feed(RequestArrived(request=flight.routed))
 
@@ -141,24 +150,45 @@ class Surface:
         if self.access is not None:
             self.access.refused(request, responder, request_id, request.context.tenant if request.context else "")
 
-    def _flight(self, request: Request, responder: Responder, request_id: str) -> Flight:
+    def _read(self, request: Request) -> tuple[Principal, ClientRequest]:
         principal = request.context or self.auth.principal(request)
         if principal is None:
             raise RequestError(REFUSED, status=401, type="authentication_error", code="invalid_api_key")
         endpoint = ENDPOINTS[request.path]
-        parsed = ClientRequest(endpoint, plain_body(request, self.settings.server.max_body_bytes), self.settings.limits)
+        body = plain_body(request, self.settings.server.max_body_bytes)
+        return principal, ClientRequest(endpoint, body, self.settings.limits)
+
+    def flight(
+        self,
+        request: Request,
+        responder: Responder,
+        principal: Principal,
+        parsed: ClientRequest,
+        request_id: str,
+        path: str,
+        expected_output_tokens: int | None = None,
+    ) -> Flight:
+        """A request ready for `launch`: checked, its model chosen where it asks for that, its tokens charged.
+
+        `expected_output_tokens` comes with a model that was chosen before: whether the key may use it is settled then.
+
+        Raises:
+            RequestError: it may not be served; nothing was charged.
+        """
         choice = self.choice if self.choice is not None and self.choice.allows(principal, parsed.model) else None
-        if choice is None:
+        if choice is None and expected_output_tokens is None:
             self._check_model(principal, parsed.model)
-        self._check_endpoint(endpoint, request.path)
+        self._check_endpoint(parsed.endpoint, path)
         passed = [b"%b: %b\r\n" % pair for pair in request.headers if pair[0] in FORWARDED]
         headers = b"".join(passed) if passed else b""
-        routed = self._routed(request, principal, parsed, request_id)
+        routed = self.routed(request, principal, parsed, request_id)
+        if expected_output_tokens is not None:
+            routed = msgspec.structs.replace(routed, expected_output_tokens=expected_output_tokens)
         if choice is not None:
             decision = choice.choose(request, principal, parsed.body, routed)
             parsed.set_model(decision.model)
             routed = msgspec.structs.replace(
-                self._routed(request, principal, parsed, request_id),
+                self.routed(request, principal, parsed, request_id),
                 arrival_s=routed.arrival_s,
                 expected_output_tokens=decision.expected_output_tokens,
             )
@@ -167,7 +197,7 @@ class Surface:
         if self.tracer is not None:
             headers = self.tracer.begin(request, routed, headers)
         salt = self.salts.salt(principal.tenant) if self.salts is not None else None
-        return Flight(self, responder, parsed, routed, request.path, headers, salt)
+        return Flight(self, responder, parsed, routed, path, headers, salt)
 
     def _check_endpoint(self, endpoint: str, path: str) -> None:
         """404 where no engine of the fleet offers an endpoint: engines' other paths are never reachable."""
@@ -199,7 +229,8 @@ class Surface:
                 return True
         return False
 
-    def _routed(self, request: Request, principal: Principal, parsed: ClientRequest, request_id: str) -> RoutedRequest:
+    def routed(self, request: Request, principal: Principal, parsed: ClientRequest, request_id: str) -> RoutedRequest:
+        """The request as the Router sees it."""
         settings = self.settings
         exact = parsed.exact_tokens
         tokens = self.estimator.tokens(parsed.model, parsed.text_bytes, parsed.media) if exact is None else exact
@@ -352,7 +383,7 @@ class Surface:
     def _rows(self, principal: Principal) -> dict[str, dict[str, object]]:
         """Merged over instances that are up; the context is the smallest, which every instance can hold."""
         rows: dict[str, dict[str, object]] = {}
-        for alias in () if self.choice is None else sorted(self.choice.aliases):
+        for alias in () if self.choice is None else sorted(self.choice.offered):
             if not principal.models or alias in principal.models:
                 rows[alias] = {"id": alias, "object": "model", "created": 0, "owned_by": "weighbridge"}
         for endpoint in self.driver.endpoints.values():

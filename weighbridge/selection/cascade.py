@@ -36,10 +36,14 @@ class Verifier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class CascadeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`models` in the order they are tried; the last one's answer is taken as it is."""
+    """`models` in the order they are tried; the last one's answer is taken as it is.
+
+    `alias` is the model name by which clients ask for the cascade.
+    """
 
     models: tuple[str, ...]
     verifier: Verifier
+    alias: str = "cascade"
 
     def check(self, models: tuple[str, ...], source: str = "selection") -> None:
         """Refuse fewer than two models, unknown ones, or a verifier that is not exactly one check."""
@@ -51,6 +55,8 @@ class CascadeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                 raise ConfigError(
                     f"'{name}' is not a model of the pool ({', '.join(models)})", source=source, path=path
                 )
+        if not self.alias or self.alias in models:
+            raise ConfigError("must be a name of its own, not a model's", source=source, path=f"{path}.alias")
         verifier = self.verifier
         if sum((bool(verifier.pattern), verifier.json_schema is not None, bool(verifier.judge))) != 1:
             raise ConfigError(
@@ -68,6 +74,34 @@ class Check:
 
     passed: bool
     reason: str = ""
+
+
+class Try(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One model asked, or the judge about the answer before (`judge`). `status` is HTTP's; 0: it never answered.
+
+    `verified` is false where no check was made. Costs come from the engine's own token counts and the pool's prices.
+    """
+
+    request_id: str
+    model: str
+    instance: str = ""
+    judge: bool = False
+    status: int
+    verified: bool = True
+    passed: bool
+    reason: str = ""
+    latency_s: float
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float = 0.0
+
+
+class CascadeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """All tries of one request in order, and what they took together."""
+
+    tries: tuple[Try, ...]
+    latency_s: float
+    cost_usd: float
 
 
 def next_model(settings: CascadeSettings, tried: tuple[str, ...]) -> str:

@@ -46,6 +46,10 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def names(self) -> tuple[str, ...]:
         return tuple(model.name for model in self.models)
 
+    def cost_usd(self, model: str, input_tokens: float, output_tokens: float) -> float:
+        """What a model charges for so many tokens."""
+        return next(m for m in self.models if m.name == model).cost_usd(input_tokens, output_tokens)
+
     @property
     def hash(self) -> str:
         """Identity of what was learned: the models' names as the checkpoint knows them, in any order."""

@@ -87,3 +87,5 @@ def check_settings(settings: SelectionSettings, models: tuple[str, ...], source:
     check_rules(settings.rules, models, source)
     if settings.cascade is not None:
         settings.cascade.check(models, source)
+        if settings.cascade.alias in settings.aliases:
+            raise ConfigError("is an alias of `auto` already", source=source, path="$.cascade.alias")
