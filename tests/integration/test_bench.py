@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import ssl
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import pytest
 
 from tests.support.exact_server import Behaviour, running
 from weighbridge.bench.record import read_records
+from weighbridge.bench.record_table import read_any
 from weighbridge.bench.run import Measurement, RunOptions, measure
 from weighbridge.bench.schedule import DrawOptions, TraceOptions
 from weighbridge.core.errors import ConfigError, UpstreamError
@@ -196,3 +201,40 @@ def test_a_full_disk_loses_no_figures(tmp_path: Path) -> None:
     assert report["by_status"] == {"ok": 20}
     assert any("No space left" in text for text in report["generator"]["warnings"])
     assert any("cannot write" in text for text in report["notes"])
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused_unless_told_otherwise(tmp_path: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs openssl")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost", "-days", "1"]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with running(Behaviour(ttft=0.01, tpot=0.001), context) as (url, _):
+        with pytest.raises(UpstreamError, match="certificate"):
+            run(url, tmp_path)
+        assert run(url, tmp_path, insecure=True).report["by_status"] == {"ok": 20}
+
+
+def test_a_clock_set_back_during_a_run_moves_no_latency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, begin = time.time, time.monotonic()
+    monkeypatch.setattr(time, "time", lambda: real() - (3600.0 if time.monotonic() > begin + 0.5 else 0.0))
+    with running(Behaviour(ttft=0.01, tpot=0.001)) as (url, _):
+        report = run(
+            url, tmp_path, DrawOptions(rate=20.0, count=20, arrivals="constant", input="20", output="5")
+        ).report
+    assert report["by_status"] == {"ok": 20}
+    assert max(report["ttft_s"]["max"], report["e2e_s"]["max"]) < 5.0
+    assert any("wall clock jumped by -3600" in text for text in report["generator"]["warnings"])
+
+
+def test_records_are_copied_to_parquet_at_the_end(tmp_path: Path) -> None:
+    copy = tmp_path / "copy" / "r.parquet"
+    with running(Behaviour(ttft=0.01, tpot=0.001)) as (url, _):
+        run(url, tmp_path, records=copy)
+    kept = sorted(read_records(tmp_path / "requests.jsonl"), key=lambda r: r.id)
+    assert sorted(read_any(copy), key=lambda r: r.id) == kept
+    assert len(kept) == 20

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from weighbridge.bench.html import View
-from weighbridge.bench.record import read_records
+from weighbridge.bench.record_table import read_any
 from weighbridge.bench.report import adjusted_percentiles
 from weighbridge.bench.run import RECORDS, REPORT
 from weighbridge.core.metrics import summarise
@@ -17,14 +17,16 @@ from weighbridge.core.request import Tier
 
 
 def read_run(text: str, tiers: Mapping[str, Tier]) -> View:
-    """A run from `NAME=PATH` or a path: a folder of `bench`, its `requests.jsonl`, or records of `simulate --records`.
+    """A run from `NAME=PATH` or a path: a folder of `bench`, its records, or those of `simulate --records`.
+
+    Records are JSON lines or the Parquet copy of `--records`.
 
     The summary is computed anew from the records, so that both sides meet the same bounds. Raises `InputError`.
     """
     name, sign, rest = text.partition("=")
     path = Path(rest if sign else text)
     name = name if sign else path.name
-    records = read_records(path / RECORDS if path.is_dir() else path)
+    records = read_any(path / RECORDS if path.is_dir() else path)
     kept = [r for r in records if not r.warmup]
     report: dict[str, Any] = {}
     whole = path / REPORT if path.is_dir() else None

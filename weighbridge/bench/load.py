@@ -26,8 +26,12 @@ from weighbridge.http import ClientLimits
 
 EARLY_S = 50e-6
 """A request may leave this much before its time, rather than a whole timer tick after it."""
-SPIN_S = 0.001
+SPIN_S = 0.002
+"""From so long before a request is due the loop turns without sleeping: its timers tick in whole milliseconds."""
+WAKE_S = 0.0015
+"""How much before its time the loop wakes for a request, so that a late tick costs nothing."""
 SPIN_GAP_S = 0.004
+"""Requests that come closer on average keep the loop awake by themselves; turning would cost a whole processor."""
 BURST = 32
 BEAT_S = 0.010
 CLOSE_S = 5.0
@@ -117,7 +121,7 @@ class Load:
         gc.disable()
         self._beat_due = self._start
         try:
-            self._loop.call_later(max(0.0, self._start - clock()), self._begin)
+            self._loop.call_later(max(0.0, self._start - clock() - WAKE_S), self._begin)
             await self._finished.wait()
         finally:
             gc.enable()
@@ -151,10 +155,12 @@ class Load:
             wait = planned.at_s - (clock() - self._start)
             if wait > EARLY_S:
                 self._prepare(4)
-                if wait < SPIN_S and self._spin:
+                if not self._spin:
+                    self._loop.call_later(wait, self._tick)
+                elif wait < SPIN_S:
                     self._loop.call_soon(self._tick)
                 else:
-                    self._loop.call_later(wait, self._tick)
+                    self._loop.call_later(wait - WAKE_S, self._tick)
                 return
             if sent == BURST:
                 self._loop.call_soon(self._tick)

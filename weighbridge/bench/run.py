@@ -17,6 +17,7 @@ import msgspec
 from weighbridge.bench.html import View, page
 from weighbridge.bench.load import LoadOptions, LoadResult
 from weighbridge.bench.provenance import provenance
+from weighbridge.bench.record_table import check_record_path, copy_records
 from weighbridge.bench.report import build_report, encode
 from weighbridge.bench.schedule import DrawOptions, Planned, TraceOptions, drawn, from_trace, with_warmup
 from weighbridge.bench.slo import tiers_of
@@ -57,6 +58,7 @@ class RunOptions:
     seed: int = 0
     metrics: tuple[str, ...] = ()
     out: Path | None = None
+    records: Path | None = None
 
 
 @dataclass(slots=True)
@@ -117,6 +119,8 @@ def make_target(options: RunOptions, salt: str) -> Target:
 
 def measure(options: RunOptions, on_progress: Progress | None = None, plan: list[Planned] | None = None) -> Measurement:
     """Run one measurement and write its files. Raises `ConfigError`, `TraceError`, `UpstreamError`."""
+    if options.records is not None:
+        check_record_path(options.records)
     tiers = tiers_of(options.slo, getattr(options.plan, "mix", ""), options.goodput)
     plan = make_plan(options) if plan is None else plan
     target = make_target(options, f"wb{options.seed}-{time.time_ns() // 1_000_000:x}")
@@ -143,6 +147,8 @@ def measure(options: RunOptions, on_progress: Progress | None = None, plan: list
     settings = _settings(options, target)
     report = build_report(result, verdict, tiers, provenance(**settings), rate=rate, notes=notes)
     report["records"] = str(records)
+    if options.records is not None:
+        copy_records(result.records, options.records, report["notes"])
     gauges = watch.since(result.started_at)
     view = View(options.url, report, [r for r in result.records if not r.warmup], result.running, gauges)
     _write(folder / PAGE, page(f"Load test of {target.model} at {options.url}", [view]).encode(), report)
@@ -165,6 +171,7 @@ def _settings(options: RunOptions, target: Target) -> dict[str, Any]:
     settings["headers"] = sorted(name for name, _ in target.headers)
     plan = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(options.plan).items()}
     settings.update(plan=plan, model=target.model, ignore_eos=target.ignore_eos, out=str(options.out or ""))
+    settings["records"] = str(options.records or "")
     settings["burstiness"] = plan.get("burstiness")
     settings["calibration"] = asdict(target.calibration)
     return settings
