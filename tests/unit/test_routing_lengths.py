@@ -46,6 +46,23 @@ def test_it_equals_the_sample_quantile_within_a_bin(generated: int) -> None:
     assert table.expected(generated) == pytest.approx(left[len(left) // 2], rel=0.13)
 
 
+def test_a_forecast_of_the_request_is_used_until_the_counts_prove_better() -> None:
+    made = learned("median", [100, 1000] * 100)
+    assert expected(made, expected_output_tokens=1000) == 1000
+    for k in range(100):  # forecasts that tell short answers from long ones stay
+        tokens = (100, 1000)[k % 2]
+        made.observe(request(expected_output_tokens=round(1.2 * tokens)), tokens)
+    assert expected(made, expected_output_tokens=1000) == 1000
+    assert expected(made, 1000, expected_output_tokens=1000) == 1251
+    assert expected(made, expected_output_tokens=9000) == 4000  # never more than the budget
+    for k in range(400):  # forecasts that are ten times too long are dropped for the counts
+        made.observe(request(model="liar", expected_output_tokens=3000), (290, 310)[k % 2])
+    assert expected(made, model="liar", expected_output_tokens=3000) == pytest.approx(300, rel=0.12)
+    assert expected(made, expected_output_tokens=1000) == 1000  # each model by itself
+    full = learned("full_budget", [100] * 100)
+    assert expected(full, expected_output_tokens=50) == 4000
+
+
 def test_past_everything_seen_a_little_more_is_expected() -> None:
     made = learned("median", [100] * 50)
     assert 1001 <= expected(made, 1000) <= 1500

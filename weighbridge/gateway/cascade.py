@@ -86,7 +86,8 @@ class Cascade:
         parsed.set_model(model)
         self._model, self._checking = model, ""
         held = HeldReply(self._responder, self._over, self._edit if last else None)
-        self._fly(held, parsed, self._responder.request.path, self._expected(model))
+        expected = self._expected(model) if self._selected.decision.known else None
+        self._fly(held, parsed, self._responder.request.path, expected)
 
     def _ask_judge(self, answer: Answer) -> None:
         judge = self._settings.verifier.judge
@@ -109,7 +110,7 @@ class Cascade:
             name += "+"
         self._held, self._try_id, self._try_s = held, name, surface.driver.now()
         request: Request = self._responder.request
-        flight = surface.flight(request, held, self._principal, parsed, name, path, expected)
+        flight = surface.flight(request, held, self._principal, parsed, name, path, expected, vetted=True)
         self._flight = flight
         surface.launch(flight)
 

@@ -167,16 +167,18 @@ class Surface:
         request_id: str,
         path: str,
         expected_output_tokens: int | None = None,
+        *,
+        vetted: bool = False,
     ) -> Flight:
         """A request ready for `launch`: checked, its model chosen where it asks for that, its tokens charged.
 
-        `expected_output_tokens` comes with a model that was chosen before: whether the key may use it is settled then.
+        `vetted`: the model was chosen before, and whether the key may use it is settled.
 
         Raises:
             RequestError: it may not be served; nothing was charged.
         """
         choice = self.choice if self.choice is not None and self.choice.allows(principal, parsed.model) else None
-        if choice is None and expected_output_tokens is None:
+        if choice is None and not vetted:
             self._check_model(principal, parsed.model)
         self._check_endpoint(parsed.endpoint, path)
         passed = [b"%b: %b\r\n" % pair for pair in request.headers if pair[0] in FORWARDED]
@@ -190,7 +192,7 @@ class Surface:
             routed = msgspec.structs.replace(
                 self.routed(request, principal, parsed, request_id),
                 arrival_s=routed.arrival_s,
-                expected_output_tokens=decision.expected_output_tokens,
+                expected_output_tokens=decision.expected_output_tokens if decision.known else None,
             )
         self.quotas.charge(principal, routed, self.driver.now())
         self.budget.deposit()

@@ -6,6 +6,9 @@ Lengths are counted in logarithmic bins per key, from the most specific to the c
 
 and the first key with enough observations answers. Counts decay, so that traffic of an hour ago does not outvote that
 of a minute ago. The answer given g tokens already generated is a quantile (or the mean) of the lengths above g.
+
+A request may carry a forecast of its own length, made from its text (`expected_output_tokens`). It is taken instead,
+for as long as the forecasts of its model have been closer, in the mean of |log(forecast / length)|, than the counts.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ MEMORY = 1_500.0
 PRIOR_TOKENS = 256
 """Expected output before anything was observed, capped by the request's budget."""
 MOST_KEYS = 4_096
+FORECASTS_REMEMBERED = 200.0
+"""About so many forecasts of a model are remembered when they are compared with the counts."""
 RATIO_START, RATIO_FLOOR, RATIO_STEPS = 0.7, 0.098, 600
 
 _WIDTH = 1.12
@@ -122,6 +127,8 @@ class Lengths:
         self._noise = noise
         self._rng = random.Random(seed ^ 0x5EED)
         self._ratio = RATIO_START
+        self._ahead: dict[str, float] = {}
+        """Per model: by how much the forecasts' log error is below the counts', a decaying sum."""
 
     def table(self, request: Request) -> LengthTable | None:
         """The most specific table with enough observations; None where the estimate needs none, or nothing is known."""
@@ -143,7 +150,7 @@ class Lengths:
         if self.name == "new_token_ratio":
             # SGLang's reservation: a share of the budget that is left, of at most 4,096 tokens
             estimate = generated + min(max(budget - generated, 0), 4_096) * self._ratio
-        elif self.name == "given" and given is not None:
+        elif given is not None and (self.name == "given" or self._ahead.get(request.model, 0.0) >= 0.0):
             estimate = given * scale if given * scale > generated else generated + 1 + given / 4
         elif table is not None:
             estimate = table.expected(generated)
@@ -162,6 +169,8 @@ class Lengths:
         self._ratio = max(self._ratio - (RATIO_START - RATIO_FLOOR) / RATIO_STEPS, RATIO_FLOOR)
         if output_tokens < 1:
             return
+        if request.expected_output_tokens is not None:
+            self._compare(request, request.expected_output_tokens, output_tokens)
         for key in _keys(request):
             table = self._tables.get(key)
             if table is None:
@@ -170,6 +179,16 @@ class Lengths:
                     self._tables.pop(next(k for k in self._tables if len(k) > 1))
                 table = self._tables[key] = LengthTable(self._quantile)
             table.observe(output_tokens)
+
+    def _compare(self, request: Request, forecast: int, output_tokens: int) -> None:
+        """Who was closer to this length, the request's own forecast or the counts."""
+        table = self.table(request)
+        if table is None:
+            return
+        gain = abs(math.log(table.expected(0) / output_tokens)) - abs(math.log(max(forecast, 1) / output_tokens))
+        if request.model not in self._ahead and len(self._ahead) >= MOST_KEYS:
+            self._ahead.pop(next(iter(self._ahead)))
+        self._ahead[request.model] = self._ahead.get(request.model, 0.0) * (1.0 - 1.0 / FORECASTS_REMEMBERED) + gain
 
 
 def _keys(request: Request) -> tuple[tuple[object, ...], ...]:
