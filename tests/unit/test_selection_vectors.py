@@ -37,7 +37,7 @@ def test_vectors_bring_synonyms_nearer_and_survive_a_checkpoint(tmp_path: Path) 
     assert encoder.encode("").tokens == 0
     features = encoder.encode("数学 and \ud800 more")
     assert float(features.values @ features.values) == pytest.approx(1.0, abs=1e-4)
-    made = train(dataset(), TrainSettings(buckets=1024, vectors=True), pool="two", created="")
+    made = train(dataset(), TrainSettings(buckets=1024, encoder="vectors"), pool="two", created="")
     checkpoint.save(made, tmp_path)
     selector = Selector(checkpoint.load(tmp_path), POOL)
     assert selector.encoder.name == "wordllama-256/1+hashed-ngrams/1:1024"

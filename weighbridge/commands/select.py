@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -36,9 +36,10 @@ def train(
     pool: Annotated[str, typer.Option("--pool-name", help="Name of the pool, kept in the manifest.")] = "",
     suite: Annotated[str, typer.Option("--suite", help="'crb': train on CodeRouterBench's training rows.")] = "",
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Pass over bad rows instead of refusing.")] = False,
-    vectors: Annotated[
-        bool, typer.Option("--vectors", help="Word vectors beside the n-grams (extra `vectors`).")
-    ] = False,
+    encoder: Annotated[
+        str,
+        typer.Option("--encoder", help="hashed; or vectors, sentences beside it (extras of those names; see docs)."),
+    ] = "hashed",
     seed: Annotated[int, typer.Option("--seed", help="Seed of every sample that is drawn.")] = 0,
     report: Report = None,
     as_json: Json = False,
@@ -49,9 +50,13 @@ def train(
     from weighbridge.core.errors import InputError
     from weighbridge.selection import checkpoint, suites
     from weighbridge.selection.data import read_dataset
+    from weighbridge.selection.encoders import Kind
     from weighbridge.selection.train import TrainSettings
     from weighbridge.selection.train import train as fit
 
+    kind: Kind | None = next((name for name in get_args(Kind) if name == encoder), None)
+    if kind is None:
+        raise InputError(f"--encoder: '{encoder}' is unknown; use {', '.join(get_args(Kind))}")
     bad: tuple[str, ...] = ()
     if suite == "crb":
         dataset: Dataset = suites.CodeRouterBench(data).dataset()
@@ -64,7 +69,7 @@ def train(
     with _selecting.progress_bar(as_json) as progress:
         made = fit(
             dataset,
-            TrainSettings(seed=seed, vectors=vectors),
+            TrainSettings(seed=seed, encoder=kind),
             pool=pool or data.stem,
             created=datetime.now(UTC).date().isoformat(),
             progress=progress,

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from weighbridge.core.errors import CheckpointError
 from weighbridge.selection import tensors
-from weighbridge.selection.features import SKETCH_DIMS, Encoder, HashedNgrams
+from weighbridge.selection.encoders import encoder_named
+from weighbridge.selection.features import SKETCH_DIMS, Encoder
 from weighbridge.selection.pool import Pool, pool_hash
 from weighbridge.selection.text import TextLimits
-from weighbridge.selection.vectors import PREFIX, load_vectors
 
 FORMAT = 1
 MANIFEST, TENSORS = "manifest.json", "tensors.safetensors"
@@ -171,23 +171,7 @@ def _check_shapes(arrays: dict[str, tensors.Array], models: int, buckets: int, s
 
 def encoder_of(manifest: Manifest, source: str = "checkpoint") -> Encoder:
     """The encoder that the weights were trained with, or a refusal that names both versions."""
-    name, _, buckets = manifest.encoder.rpartition(":")
-    if not buckets.isdigit() or HashedNgrams(int(buckets)).name != manifest.encoder.removeprefix(PREFIX):
-        raise CheckpointError(
-            f"{source}: was trained with encoder '{manifest.encoder}', this version has '{HashedNgrams().name}'; "
-            "train it again"
-        )
-    size = int(buckets)
-    if size & (size - 1) or not 2 * SKETCH_DIMS <= size <= 1 << 22:
-        raise CheckpointError(
-            f"{source}: {name} with {size} buckets is not usable (a power of two from 512 to 4194304)"
-        )
-    return make_encoder(manifest.encoder.startswith(PREFIX), size)
-
-
-def make_encoder(vectors: bool, buckets: int) -> Encoder:
-    """Hashed n-grams, with word vectors beside them if asked for. Raises CheckpointError without the extra."""
-    return load_vectors(buckets) if vectors else HashedNgrams(buckets)
+    return encoder_named(manifest.encoder, source)
 
 
 def check_fit(checkpoint: Checkpoint, pool: Pool, limits: TextLimits, source: str = "checkpoint") -> None:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from weighbridge.core.errors import InputError
 from weighbridge.selection import calibration, ridge
-from weighbridge.selection.checkpoint import FORMAT, Checkpoint, DataSource, Manifest, encoder_of, make_encoder
+from weighbridge.selection.checkpoint import FORMAT, Checkpoint, DataSource, Manifest, encoder_of
+from weighbridge.selection.encoders import Kind, make_encoder
 from weighbridge.selection.features import Encoder, Features
 from weighbridge.selection.neighbours import familiarity, left_out_familiarity
 from weighbridge.selection.pool import pool_hash
@@ -48,7 +49,7 @@ class TrainSettings:
     """`max_rows` bounds the memory (rows squared); more rows are sampled with `seed`. See docs for each default."""
 
     buckets: int = 1 << 15
-    vectors: bool = False
+    encoder: Kind = "hashed"
     penalties: tuple[float, ...] = ridge.PENALTIES
     anchors: int = 2048
     gate_quantile: float = 0.01
@@ -111,7 +112,7 @@ def train(
     """
     generator = np.random.default_rng(settings.seed)
     kept = _usable_rows(data, settings, generator)
-    encoder = make_encoder(settings.vectors, settings.buckets)
+    encoder = make_encoder(settings.encoder, settings.buckets)
     features = _encode(data, kept, encoder, settings.limits, progress)
     rows = Rows.of(features, encoder.buckets)
     progress("products", 0, 3)

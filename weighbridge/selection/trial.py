@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from weighbridge.selection import calibration, evaluate, ridge, train
 from weighbridge.selection.decision import Mode, Provenance
 from weighbridge.selection.evaluate import Paired, Result
-from weighbridge.selection.features import Features, HashedNgrams
+from weighbridge.selection.features import Encoder, Features, HashedNgrams
 from weighbridge.selection.rows import Rows
 from weighbridge.selection.selector import Selector
 from weighbridge.selection.suites import Cases, CodeRouterBench, gsm8k, mmlu
@@ -133,14 +133,16 @@ def _routed(
     )
 
 
-def weak_strong(directory: Path, progress: Progress, seeds: tuple[int, ...] = MMLU_SEEDS) -> ShareReport:
+def weak_strong(
+    directory: Path, progress: Progress, seeds: tuple[int, ...] = MMLU_SEEDS, encoder: Encoder | None = None
+) -> ShareReport:
     """RouteLLM's MMLU table: train on MMLU_LABELS rows per seed, order all other rows by predicted gain.
 
     The penalty is chosen on the training rows alone. `unseen_subjects` holds out a fifth of the subjects; `gsm8k`
     orders another data set with the MMLU model (no labels of its own).
     """
     cases, other = mmlu(directory), gsm8k(directory)
-    encoder = HashedNgrams()
+    encoder = encoder or HashedNgrams()
     encoded = _encode(cases, encoder, progress)
     encoded_other = _encode(other, encoder, progress)
     runs: list[SeedRun] = []
@@ -190,7 +192,7 @@ def share_curves(directory: Path, seed: int) -> dict[str, evaluate.ShareCurve]:
     }
 
 
-def _encode(cases: Cases, encoder: HashedNgrams, progress: Progress) -> list[Features]:
+def _encode(cases: Cases, encoder: Encoder, progress: Progress) -> list[Features]:
     out = []
     for i, text in enumerate(cases.texts):
         out.append(encoder.encode(plain_text(text).text))
@@ -202,7 +204,7 @@ def _encode(cases: Cases, encoder: HashedNgrams, progress: Progress) -> list[Fea
 class _Gain:
     """Calibrated chance of strong minus weak, trained on some rows."""
 
-    def __init__(self, encoded: list[Features], cases: Cases, rows: Indices, encoder: HashedNgrams) -> None:
+    def __init__(self, encoded: list[Features], cases: Cases, rows: Indices, encoder: Encoder) -> None:
         packed = Rows.of([encoded[i] for i in rows], encoder.buckets)
         targets = cases.scores[rows]
         self._fit = ridge.fit_ridge(packed, packed.gram(packed), targets, errors=train.calibrated_errors)

@@ -41,19 +41,23 @@ class WordVectors:
         return self.hashed.buckets + DIMS
 
     def encode(self, text: str) -> Features:
-        plain = self.hashed.encode(text)
         ids = self.tokenizer.encode(text.encode("utf-8", "replace").decode("utf-8"), add_special_tokens=False).ids
         vector = self.table[ids].sum(0) if ids else np.zeros(DIMS, np.float32)
-        length = float(np.sqrt(vector @ vector))
-        if not plain.tokens or length == 0.0:
-            return plain
-        buckets = np.concatenate([plain.buckets, self.hashed.buckets + np.arange(DIMS)])
-        values = np.concatenate([plain.values * (1.0 - SHARE) ** 0.5, vector * (SHARE**0.5 / length)])
-        return Features(buckets, values.astype(np.float32), plain.tokens)
+        return beside(self.hashed.encode(text), vector, self.hashed.buckets)
 
     def words(self, text: str) -> list[tuple[str, int]]:
         """Tokens of the hashed part; vectors cannot be attributed to words that were averaged."""
         return self.hashed.words(text)
+
+
+def beside(plain: Features, vector: FloatArray, first: int) -> Features:
+    """Features with a dense vector from bucket `first` on, together of unit length; a zero vector adds nothing."""
+    length = float(np.sqrt(vector @ vector))
+    if not plain.tokens or length == 0.0:
+        return plain
+    buckets = np.concatenate([plain.buckets, first + np.arange(len(vector))])
+    values = np.concatenate([plain.values * (1.0 - SHARE) ** 0.5, vector * (SHARE**0.5 / length)])
+    return Features(buckets, values.astype(np.float32), plain.tokens)
 
 
 def load_vectors(buckets: int) -> WordVectors:
