@@ -113,6 +113,7 @@ class HeldReply(Responder):
         if self.finished:
             return
         self.finished = True
+        self.written_bytes = self._client.written_bytes if self.passing else 0
         self.on_disconnect = self.on_pause = self.on_resume = None
         if not self.overflow:
             self._on_over(self)

@@ -26,6 +26,7 @@ from weighbridge.gateway.forecasts import Forecasts
 from weighbridge.gateway.health import Health
 from weighbridge.gateway.loop_guard import LoopGuard
 from weighbridge.gateway.model_choice import ModelChoice
+from weighbridge.gateway.model_list import model_rows
 from weighbridge.gateway.openapi import client_document
 from weighbridge.gateway.quota import Quotas, Salts
 from weighbridge.gateway.refusal import send_reject, send_request_error
@@ -383,26 +384,8 @@ class Surface:
             responder.send_json(200, row, headers=self.id_header(self._request_id(request)))
 
     def _rows(self, principal: Principal) -> dict[str, dict[str, object]]:
-        """Merged over instances that are up; the context is the smallest, which every instance can hold."""
-        rows: dict[str, dict[str, object]] = {}
-        for alias in () if self.choice is None else sorted(self.choice.offered):
-            if not principal.models or alias in principal.models:
-                rows[alias] = {"id": alias, "object": "model", "created": 0, "owned_by": "weighbridge"}
-        for endpoint in self.driver.endpoints.values():
-            if not endpoint.up:
-                continue
-            context = endpoint.spec.limits.max_context
-            for name in endpoint.models:
-                if principal.models and name not in principal.models:
-                    continue
-                row = rows.setdefault(
-                    name,
-                    {"id": name, "object": "model", "created": 0, "owned_by": "weighbridge", "max_model_len": None},
-                )
-                known = row["max_model_len"]
-                if context is not None:
-                    row["max_model_len"] = context if not isinstance(known, int) else min(known, context)
-        return rows
+        aliases = () if self.choice is None else sorted(self.choice.offered)
+        return model_rows(self.driver.endpoints.values(), principal, aliases)
 
     def _document(self, request: Request, responder: Responder) -> None:
         """What this listener takes and answers, as an OpenAPI document."""
