@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 
 from tests.support.exact_server import Behaviour, running
 from weighbridge.bench.compare import compare, server_arms
 from weighbridge.bench.decide import bench_decide
 from weighbridge.bench.diff import differences, read_run
+from weighbridge.bench.load import Load
 from weighbridge.bench.record import read_records
 from weighbridge.bench.run import RunOptions, measure
 from weighbridge.bench.schedule import DrawOptions
@@ -36,6 +42,24 @@ def test_a_server_that_refuses_half_is_told_apart(tmp_path: Path) -> None:
     ]
     assert sorted(sent[0]) == sorted(sent[1])
     assert sorted(sent[0]) != sorted(sent[2])
+
+
+def test_an_interrupt_ends_the_comparison_and_not_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = DrawOptions(rate=5.0, count=50, input="20", output="3")
+    begun: list[Any] = []
+    run = Load.run
+
+    async def interrupted(load: Load, start: float | None = None) -> Any:
+        begun.append(load)
+        asyncio.get_running_loop().call_later(0.5, os.kill, os.getpid(), signal.SIGINT)
+        return await run(load, start)
+
+    monkeypatch.setattr(Load, "run", interrupted)
+    with running(Behaviour(ttft=0.01, tpot=0.001)) as (url, _), pytest.raises(KeyboardInterrupt):
+        compare(server_arms([f"a={url}", f"b={url}"]), RunOptions(url="", plan=plan), 3, tmp_path, lambda text: None)
+    assert len(begun) == 1
+    (kept,) = tmp_path.glob("*/requests.jsonl")
+    assert 1 <= len(read_records(kept)) < 50
 
 
 def test_runs_are_read_back_and_set_side_by_side_live_or_simulated(tmp_path: Path) -> None:

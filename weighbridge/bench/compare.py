@@ -60,7 +60,8 @@ def compare(arms: Sequence[Arm], options: RunOptions, repeats: int, folder: Path
     """Run every arm `repeats` times and compare.
 
     The k-th runs of all arms share a schedule (seed), in an order drawn anew each time. Every run has prompt texts of
-    its own, so that no arm finds in a cache what another left there.
+    its own, so that no arm finds in a cache what another left there. An interrupt ends the comparison, not one run of
+    it; what was measured stays in `folder`.
     """
     if repeats < 1:
         raise ConfigError(f"must be at least 1, not {repeats}", source="--repeats")
@@ -73,6 +74,8 @@ def compare(arms: Sequence[Arm], options: RunOptions, repeats: int, folder: Path
             with arm.open() as url:
                 out = folder / f"{_plain(arm.name)}-{repeat}"
                 measured = measure(replace(options, url=url, seed=seed, out=out))
+            if measured.result.stopped:
+                raise KeyboardInterrupt
             reports[arm.name].append(measured.report)
             order.append(arm.name)
     rows = {name: [figures(report) for report in found] for name, found in reports.items()}

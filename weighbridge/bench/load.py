@@ -61,7 +61,7 @@ class LoadResult:
 
     `gaps` are seconds between frames with tokens, `loop_lags` how late a 10 ms beat of the event loop came, `running`
     the number of requests in flight at each beat. `clock_jump_s` is by how much the wall clock moved against the
-    monotonic one; `cpu_s` the processor time of the generator.
+    monotonic one; `cpu_s` the processor time of the generator. `stopped`: the user ended the run early.
     """
 
     records: list[BenchRecord]
@@ -73,6 +73,7 @@ class LoadResult:
     clock_jump_s: float = 0.0
     started_at: float = 0.0
     failure: str = ""
+    stopped: bool = False
 
 
 class Load:
@@ -137,6 +138,7 @@ class Load:
     def stop(self) -> None:
         """End now: what runs is recorded as unfinished, what was not sent yet was never offered."""
         self._plan = self._plan[: self._next]
+        self._result.stopped = True
         self._abandon("stopped by the user")
 
     def _begin(self) -> None:

@@ -41,7 +41,10 @@ def sweep(
     def run(rate: float) -> bool:
         say(f"{rate:.3g} requests/s")
         out = folder / f"rate-{rate:.4g}"
-        report = measure(replace(options, plan=replace(options.plan, rate=rate), out=out)).report
+        measured = measure(replace(options, plan=replace(options.plan, rate=rate), out=out))
+        if measured.result.stopped:
+            raise KeyboardInterrupt
+        report = measured.report
         rows.append(_row(rate, report))
         return bool(report["attainment"] >= how.attainment and rows[-1]["answered"] >= how.served)
 

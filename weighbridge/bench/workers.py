@@ -34,6 +34,7 @@ class _Part(msgspec.Struct):
     clock_jump_s: float
     started_at: float
     file_failure: str
+    stopped: bool
     records: list[BenchRecord]
 
 
@@ -134,6 +135,7 @@ def _work(
         clock_jump_s=result.clock_jump_s,
         started_at=result.started_at,
         file_failure=failure,
+        stopped=result.stopped,
         records=result.records if file is None or failure else [],
     )
     home.send_bytes(msgspec.msgpack.encode(part))
@@ -157,6 +159,7 @@ def _add(total: LoadResult, part: _Part, records: list[BenchRecord]) -> None:
     total.clock_jump_s = max(total.clock_jump_s, part.clock_jump_s, key=abs)
     total.started_at = part.started_at
     total.failure = total.failure or part.file_failure
+    total.stopped = total.stopped or part.stopped
 
 
 def _remains(shard: list[Planned], file: Path | None) -> list[BenchRecord]:
