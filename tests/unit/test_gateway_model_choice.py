@@ -112,8 +112,8 @@ def test_a_saturated_model_is_avoided_in_balanced_and_kept_in_quality(tmp_path: 
             assert idle.header(b"x-weighbridge-model") == b"big"
             weighed = json.loads(idle.header(b"x-weighbridge-selection"))["candidates"]
             assert all(candidate["latency_s"] > 0 for candidate in weighed)
-            # 900 seconds of prompts wait on the big model's only instance, by the router's own ledger
-            crowd = Request(id="crowd", arrival_s=driver.now(), prompt_tokens=900_000, max_tokens=1, model="big")
+            # hours of prompts wait on the big model's only instance, at the speeds that the router has learned
+            crowd = Request(id="crowd", arrival_s=driver.now(), prompt_tokens=9_000_000, max_tokens=1, model="big")
             driver.router.handle(RequestArrived(request=crowd), driver.now())
             busy = await f.post(auto(PROOF))
             assert busy.header(b"x-weighbridge-model") == b"small"
