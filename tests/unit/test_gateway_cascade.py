@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,59 @@ def test_a_key_whose_tokens_are_spent_between_two_tries_is_told_so(tmp_path: Pat
             reply = await f.post(ask(max_tokens=8), authorization=f"Bearer {KEY}", x_request_id="r")
             assert (reply.status, reply.header(b"x-request-id"), big.calls) == (429, b"r", [])
             f.assert_idle()
+
+    run(main())
+
+
+def test_whatever_engines_and_clients_do_every_request_ends_once_and_no_unchecked_answer_is_seen(
+    tmp_path: Path,
+) -> None:
+    rng = random.Random(11)
+
+    async def erratic(call: Call) -> None:
+        kind = rng.randrange(6)
+        if kind == 0:
+            await call.reply(rng.choice((400, 429, 500, 503)), b'{"error":{"message":"small says no"}}')
+        elif kind == 1:
+            await call.sse_head()
+            await call.chunk(frame("1 small"))
+            call.close()
+        elif kind == 2:
+            await asyncio.sleep(0.2)
+            await says("2 small")(call)
+        else:
+            await says(rng.choice(("3 small", "small without")))(call)
+
+    async def main() -> None:
+        async with (
+            FakeUpstream(says("big")) as big,
+            FakeUpstream(erratic) as small,
+            cascading(tmp_path, big, small) as f,
+        ):
+
+            async def one(number: int) -> str:
+                asking = asyncio.ensure_future(f.post(ask(stream := number % 2 == 0), x_request_id=f"r{number}"))
+                if number % 7 == 0:
+                    await asyncio.sleep(0.05)
+                    asking.cancel()
+                    return "left"
+                reply = await asking
+                assert reply.header(b"x-request-id") == f"r{number}".encode()
+                if reply.status != 200:
+                    return "refused"
+                text = text_of(reply.body) if stream else json.loads(reply.body)["choices"][0]["message"]["content"]
+                assert text == "big" or ("small" in text and text[0].isdigit()), text
+                return text
+
+            seen = await asyncio.gather(*(one(n) for n in range(120)), return_exceptions=True)
+            wrong = [s for s in seen if isinstance(s, BaseException) and not isinstance(s, asyncio.CancelledError)]
+            assert wrong == []
+            assert {"big", "2 small", "3 small"} <= set(map(str, seen))
+            while f.gateway.driver.flights:
+                await asyncio.sleep(0.01)
+            f.assert_idle()
+            kept = json.loads((await f.get("/selections?last=500", admin=True)).body)["selections"]
+            assert sorted(row["request_id"] for row in kept) == sorted(f"r{n}" for n in range(120))
 
     run(main())
 
