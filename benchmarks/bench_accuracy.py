@@ -3,7 +3,8 @@
     python benchmarks/bench_accuracy.py [delays] [stall] [rate]
 
 Starts `tests.support.exact_server` beside itself (on a processor of its own where there are two) and prints one row for
-each figure: the median of RUNS runs, and their extremes. The server also tells how late it was itself.
+each figure: the median of the undisturbed among RUNS runs, and their extremes. The server tells how late it was itself;
+a run in which its own 99th percentile is above DISTURBED_S had to share its processors, and says so.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from weighbridge.bench.run import RunOptions, measure
 from weighbridge.bench.schedule import DrawOptions
 
 ROOT = Path(__file__).resolve().parent.parent
-RUNS = 5
+RUNS = 10
+DISTURBED_S = 0.001
 
 
 @contextmanager
-def server(**behaviour: float) -> Iterator[str]:
+def server(**behaviour: float | str) -> Iterator[str]:
     flags = [part for name, value in behaviour.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    command = [sys.executable, "-m", "tests.support.exact_server", *flags, "--spin", "true"]
+    command = [sys.executable, "-m", "tests.support.exact_server", *flags]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
@@ -54,11 +56,11 @@ def row(name: str, true: float, measured: list[float]) -> None:
     print(f"| {name} | {1e3 * true:.1f} ms | {1e3 * middle:.2f} ms | {spread} | {1e3 * error:+.2f} ms | {within} |")
 
 
-def late(url: str) -> str:
-    """How late the server itself sent first tokens."""
+def late(url: str) -> float:
+    """How late the server itself sent first tokens: the 99th percentile, seconds."""
     with urllib.request.urlopen(f"{url}/late") as reply:
         values = sorted(json.load(reply))
-    return f"server late p50 {1e3 * values[len(values) // 2]:.2f}, p99 {1e3 * values[int(0.99 * len(values))]:.2f} ms"
+    return float(values[int(0.99 * len(values))])
 
 
 def verdict(report: dict[str, Any], more: str = "") -> None:
@@ -75,9 +77,15 @@ def delays() -> None:
     """Every metric of 400 requests at 40/s, 50 tokens each, against the server's delays, RUNS times."""
     reports = []
     for _ in range(RUNS):
-        with server(ttft=0.2, tpot=0.02) as url:
-            reports.append(run(url, DrawOptions(rate=40.0, count=400, input="100", output="50")))
-            verdict(reports[-1], late(url))
+        with server(ttft=0.2, tpot=0.02, spin="true") as url:
+            report = run(url, DrawOptions(rate=40.0, count=400, input="100", output="50"))
+            lateness = late(url)
+        verdict(report, f"server late p99 {1e3 * lateness:.2f} ms")
+        if lateness <= DISTURBED_S:
+            reports.append(report)
+    print(f"{len(reports)} of {RUNS} runs undisturbed")
+    if not reports:
+        return
     print("| metric | true | measured | from - to | error | within 1 % or 1 ms |\n|---|---|---|---|---|---|")
     for q in ("mean", "p50", "p90", "p99"):
         for name, true in (("TTFT", 0.2), ("TPOT", 0.02), ("E2E", 0.2 + 49 * 0.02)):
@@ -101,8 +109,9 @@ def rate() -> None:
     """2,000 requests/s of 10 tokens, RUNS times, then rates that are too much for one process."""
     for per_second in (*([2000.0] * RUNS), 4000.0, 8000.0):
         with server(ttft=0.05, tpot=0.01) as url:
+            report = run(url, DrawOptions(rate=per_second, duration_s=4.0, input="20", output="10"))
             print(f"{per_second:,.0f}/s", end=" ")
-            verdict(run(url, DrawOptions(rate=per_second, duration_s=6.0, input="20", output="10")), late(url))
+            verdict(report, f"server late p99 {1e3 * late(url):.2f} ms")
 
 
 if __name__ == "__main__":
