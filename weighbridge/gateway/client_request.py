@@ -220,3 +220,11 @@ def _check_caps(parsed: _Body, limits: RequestLimits) -> None:
             raise RequestError(f"`{name}` must be between 1 and {limits.max_n}.", param=name)
     if isinstance(parsed.stop, list) and len(parsed.stop) > limits.max_stop:
         raise RequestError(f"At most {limits.max_stop} stop strings.", param="stop", code="array_above_max_length")
+
+
+def overload_choices(header: bytes | None) -> tuple[str, ...]:
+    """What the client lets the router do under overload; words it does not know are ignored."""
+    if header is None:
+        return ()
+    words = {word.strip().lower() for word in header.split(b",")}
+    return tuple(name for name in ("clip", "defer") if name.encode() in words)

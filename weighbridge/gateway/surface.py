@@ -18,7 +18,7 @@ from weighbridge.gateway.auth import REFUSED, Authorizer, Principal
 from weighbridge.gateway.body import plain_body
 from weighbridge.gateway.budget import RetryBudget
 from weighbridge.gateway.cascade import Cascade
-from weighbridge.gateway.client_request import ClientRequest
+from weighbridge.gateway.client_request import ClientRequest, overload_choices
 from weighbridge.gateway.driver import Driver, Outcome
 from weighbridge.gateway.estimate import TokenEstimator, prefix_hashes
 from weighbridge.gateway.flight import Flight
@@ -254,7 +254,7 @@ class Surface:
             prefix_block_tokens=max(
                 1, round(settings.prefix_block_bytes / self.estimator.bytes_per_token(parsed.model))
             ),
-            allow=_allowed(request.header(b"x-weighbridge-allow")),
+            allow=overload_choices(request.header(b"x-weighbridge-allow")),
         )
 
     def _request_id(self, request: Request) -> str:
@@ -397,11 +397,3 @@ class Surface:
 
     def _alive(self, request: Request, responder: Responder) -> None:
         responder.send(200, b"ok", content_type="text/plain")
-
-
-def _allowed(header: bytes | None) -> tuple[str, ...]:
-    """What the client lets the router do under overload; words it does not know are ignored."""
-    if header is None:
-        return ()
-    words = {word.strip().lower() for word in header.split(b",")}
-    return tuple(name for name in ("clip", "defer") if name.encode() in words)
