@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.exact_server import Behaviour, running
 from weighbridge.bench.compare import compare, server_arms
-from weighbridge.bench.decide import bench_decide
+from weighbridge.bench.decide import _instance_calls, bench_decide
 from weighbridge.bench.diff import differences, read_run
 from weighbridge.bench.load import Load
 from weighbridge.bench.record import read_records
@@ -95,3 +95,12 @@ def test_layers_are_timed_apart_and_say_what_was_not_measured() -> None:
     assert "not measured" in found["layers"]["first_token"]
     assert found["device"]["actual"] == "cpu"
     assert found["selector"]["checkpoint"]
+
+
+@pytest.mark.parametrize("policy", ["calibrated", "least_tokens"])
+def test_the_instance_layer_times_placements_at_every_size(policy: str) -> None:
+    for tokens in (15, 8192):
+        prepare = _instance_calls(policy, tokens)
+        for _ in range(5):
+            prepare()()
+        prepare()  # refuses when the call before held the request instead of placing it

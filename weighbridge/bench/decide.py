@@ -21,8 +21,9 @@ import msgspec
 from weighbridge.bench.provenance import machine
 from weighbridge.bench.run import RunOptions, measure
 from weighbridge.bench.schedule import DrawOptions
+from weighbridge.core.actions import Action, Dispatch
 from weighbridge.core.errors import ServiceError
-from weighbridge.core.events import InstanceUp, RequestArrived, RequestFinished
+from weighbridge.core.events import FirstToken, InstanceUp, RequestArrived, RequestFinished
 from weighbridge.core.instance import InstanceSpec, Limits, Rates, StepTerms
 from weighbridge.core.metrics import percentile
 from weighbridge.core.request import Request
@@ -118,7 +119,10 @@ def _timed(prepare: Callable[[], Callable[[], object]], iterations: int) -> Laye
 
 
 def _instance_calls(policy: str, tokens: int) -> Callable[[], Callable[[], object]]:
-    """Arrivals at a router with eight calibrated instances of which each already runs a few requests."""
+    """Arrivals at a router with eight calibrated instances of which each decodes a few requests.
+
+    No prompt is still being computed, so that every timed request is placed: holding one would cost next to nothing.
+    """
     router = Router(RouterSettings(policy=policy))
     limits = Limits(token_budget=2048, max_sequences=256, kv_blocks=6000)
     step = StepTerms(base_s=0.011, prefill_s=4e-5, sequence_s=3e-5, kv_s=8e-8)
@@ -131,19 +135,23 @@ def _instance_calls(policy: str, tokens: int) -> Callable[[], Callable[[], objec
     def arrive() -> Request:
         nonlocal number
         number += 1
-        return Request(id=f"r{number}", arrival_s=1e-3 * number, prompt_tokens=tokens, max_tokens=128)
+        return Request(id=f"r{number}", arrival_s=float(number), prompt_tokens=tokens, max_tokens=128)
 
     for _ in range(4 * INSTANCES):
         request = arrive()
         router.handle(RequestArrived(request=request), request.arrival_s)
+        router.handle(FirstToken(request_id=request.id), request.arrival_s + 0.5)
+    answered: list[list[Action]] = []
 
     def prepare() -> Callable[[], object]:
-        if number > 4 * INSTANCES:
-            done = RequestFinished(request_id=f"r{number}", output_tokens=1)
-            router.handle(done, 1e-3 * number)
+        if answered:
+            if not any(isinstance(action, Dispatch) for action in answered.pop()):
+                raise ServiceError(f"policy {policy} did not place a request of {tokens} tokens: nothing was timed")
+            router.handle(FirstToken(request_id=f"r{number}"), number + 0.5)
+            router.handle(RequestFinished(request_id=f"r{number}", output_tokens=1), number + 0.5)
         request = arrive()
         event = RequestArrived(request=request)
-        return lambda: router.handle(event, request.arrival_s)
+        return lambda: answered.append(router.handle(event, request.arrival_s))
 
     return prepare
 

@@ -204,7 +204,7 @@ class Cascade:
                 latency_s=round(self._surface.driver.now() - self._try_s, 6),
                 prompt_tokens=prompt,
                 output_tokens=output,
-                cost_usd=self._choice.selector.pool.cost_usd(model, prompt, output),
+                cost_usd=round(self._choice.selector.pool.cost_usd(model, prompt, output), 10),
             )
         )
 
