@@ -99,7 +99,7 @@ def test_layers_are_timed_apart_and_say_what_was_not_measured() -> None:
 
 @pytest.mark.parametrize("policy", ["calibrated", "least_tokens"])
 def test_the_instance_layer_times_placements_at_every_size(policy: str) -> None:
-    for tokens in (15, 8192):
+    for tokens in (15, 64, 256, 1024, 2500, 8192):
         prepare = _instance_calls(policy, tokens)
         for _ in range(5):
             prepare()()

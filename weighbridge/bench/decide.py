@@ -33,6 +33,7 @@ SIZES = (15, 256, 1024, 8192)
 WARM_UP = 5
 INSTANCES = 8
 REQUESTS = 10
+BUDGET = 2048
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,12 +125,13 @@ def _instance_calls(policy: str, tokens: int) -> Callable[[], Callable[[], objec
     No prompt is still being computed, so that every timed request is placed: holding one would cost next to nothing.
     """
     router = Router(RouterSettings(policy=policy))
-    limits = Limits(token_budget=2048, max_sequences=256, kv_blocks=6000)
+    limits = Limits(token_budget=BUDGET, max_sequences=256, kv_blocks=max(6000, tokens))
     step = StepTerms(base_s=0.011, prefill_s=4e-5, sequence_s=3e-5, kv_s=8e-8)
     rates = Rates(prefill_tokens_per_s=20_000.0, decode_tokens_per_s=80.0)
     for k in range(INSTANCES):
         spec = InstanceSpec(name=f"i{k}", limits=limits, rates=rates, step=step, error=0.1)
         router.handle(InstanceUp(spec=spec, generation=1), 0.0)
+    computing_s = step.base_s * math.ceil(tokens / BUDGET) + step.prefill_s * tokens
     number = 0
 
     def arrive() -> Request:
@@ -140,15 +142,15 @@ def _instance_calls(policy: str, tokens: int) -> Callable[[], Callable[[], objec
     for _ in range(4 * INSTANCES):
         request = arrive()
         router.handle(RequestArrived(request=request), request.arrival_s)
-        router.handle(FirstToken(request_id=request.id), request.arrival_s + 0.5)
+        router.handle(FirstToken(request_id=request.id), request.arrival_s + computing_s)
     answered: list[list[Action]] = []
 
     def prepare() -> Callable[[], object]:
         if answered:
             if not any(isinstance(action, Dispatch) for action in answered.pop()):
                 raise ServiceError(f"policy {policy} did not place a request of {tokens} tokens: nothing was timed")
-            router.handle(FirstToken(request_id=f"r{number}"), number + 0.5)
-            router.handle(RequestFinished(request_id=f"r{number}", output_tokens=1), number + 0.5)
+            router.handle(FirstToken(request_id=f"r{number}"), number + computing_s)
+            router.handle(RequestFinished(request_id=f"r{number}", output_tokens=1), number + computing_s)
         request = arrive()
         event = RequestArrived(request=request)
         return lambda: answered.append(router.handle(event, request.arrival_s))
