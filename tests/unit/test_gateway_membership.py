@@ -15,7 +15,7 @@ from weighbridge.gateway.discovery import Discovery, dns_instance
 from weighbridge.gateway.loop_guard import LoopGuard
 from weighbridge.gateway.settings import DnsSource, FileSource, HealthSettings
 from weighbridge.gateway.slow_start import warm_limit
-from weighbridge.http import ClientLimits
+from weighbridge.http import ClientLimits, ConnectFailed
 
 
 class Gate:
@@ -84,6 +84,21 @@ def test_a_reload_adds_and_removes_in_one_go_and_counts_refusals() -> None:
     run(main())
 
 
+def test_readiness_turns_false_while_requests_are_still_taken() -> None:
+    async def main() -> None:
+        async with FakeUpstream(answer) as upstream, front(upstream) as f:
+            assert (await f.get("/readyz")).status == (await f.get("/readyz", admin=True)).status == 200
+            draining = asyncio.create_task(f.gateway.drain(5.0, unready_s=0.3))
+            await asyncio.sleep(0.05)
+            assert (await f.get("/readyz")).status == (await f.get("/readyz", admin=True)).status == 503
+            assert text_of((await f.post(chat())).body) == "abc"
+            assert await draining
+            with pytest.raises(ConnectFailed):
+                await f.post(chat())
+
+    run(main())
+
+
 def test_admin_reload_without_a_file_is_a_conflict() -> None:
     async def main() -> None:
         async with front() as f:
@@ -138,7 +153,7 @@ def test_dns_adds_each_address_and_drops_those_that_stay_away() -> None:
 def test_dns_settings_are_checked_at_the_start() -> None:
     with pytest.raises(ConfigError, match="discovery of h"):
         dns_instance(DnsSource(host="h", port=1, instance={"knd": "vllm"}), "10.0.0.1")
-    assert dns_instance(DnsSource(host="h.x", port=1), "fe80::1").url == "http://[fe80::1]:1"
+    assert dns_instance(DnsSource(host="h.x", port=1), "fd00::1").url == "http://[fd00::1]:1"
     with pytest.raises(ConfigError, match="unknown kind"):
 
         async def main() -> None:

@@ -45,6 +45,8 @@ def test_spellings(url: str, chat: str, health: str, authority: str) -> None:
         "http://h/../v1",
         "http://h/\r\nx",
         "http://hé/",
+        "http://169.254.169.254/latest",
+        "http://[fe80::1]:80",
         "",
     ],
 )

@@ -134,10 +134,10 @@ class Serving:
         }
         return GatewaySettings(**fields)
 
-    async def drain(self) -> None:
-        """Take nothing new and let what runs end, within the configured bound."""
+    async def drain(self, announced: bool = False) -> None:
+        """Take nothing new and let what runs end, within the configured bound; `announced`: not before `unready_s`."""
         if self._gateway is not None:
-            await self._gateway.drain()
+            await self._gateway.drain(unready_s=self.settings.unready_s if announced else 0.0)
 
     async def stop(self) -> None:
         """End everything that was started."""

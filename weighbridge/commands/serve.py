@@ -121,12 +121,15 @@ async def _run(serving: Serving, as_json: bool, config: Path | None, known: Stam
     stop = asyncio.Event()
     again = asyncio.Event()
 
-    def on_signal() -> None:
+    ordered: list[int] = []  # the signals received; an orchestrator's SIGTERM is announced to load balancers first
+
+    def on_signal(number: int) -> None:
+        ordered.append(number)
         (again if stop.is_set() else stop).set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, on_signal, number)
     reloading = Reloading(serving.reload, lambda line: console.print(line, markup=False))
     loop.add_signal_handler(signal.SIGHUP, reloading.request)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -150,7 +153,7 @@ async def _run(serving: Serving, as_json: bool, config: Path | None, known: Stam
         await stop.wait()
         if serving.busy:
             console.print("draining; press Ctrl-C again to stop at once")
-        draining = asyncio.ensure_future(serving.drain())
+        draining = asyncio.ensure_future(serving.drain(announced=ordered[0] == signal.SIGTERM))
         impatient = asyncio.ensure_future(again.wait())
         await asyncio.wait({draining, impatient}, return_when=asyncio.FIRST_COMPLETED)
         for task in (draining, impatient):

@@ -43,7 +43,7 @@ class Admin:
         PlatformCollector(registry=self._registry)
         self.routes = Routes()
         self.routes.get("/healthz", lambda request, responder: responder.send(200, b"ok", content_type="text/plain"))
-        self.routes.get("/readyz", self._ready)
+        self.routes.get("/readyz", self.ready)
         self.routes.get("/metrics", self._metrics)
         self.routes.get("/fleet", self._fleet)
         self.routes.get("/decisions", self._decisions)
@@ -77,7 +77,8 @@ class Admin:
             return 401, "The admin token is missing or not valid."
         return None
 
-    def _ready(self, request: Request, responder: Responder) -> None:
+    def ready(self, request: Request, responder: Responder) -> None:
+        """200 while requests can be answered; 503 while draining or without an engine."""
         gateway = self._gateway
         if gateway.draining:
             responder.send(503, b"draining", content_type="text/plain")

@@ -76,6 +76,7 @@ class Gateway:
         if settings.tracing is not None:
             self.surface.tracer = Tracer(settings.tracing)
         self.admin = Admin(self, self._admin_token)
+        self.surface.routes.get("/readyz", self.admin.ready)  # for load balancers that see this listener only
         self.server = HttpServer(self.surface.routes, settings.server, self.surface.admit)
         self.admin_server = HttpServer(self.admin)
         self.on_reload: Callable[[], Awaitable[list[str]]] | None = None
@@ -175,9 +176,14 @@ class Gateway:
         words = [f"added {n}" if n not in old else f"replaced {n}" for n in changed]
         return [*words, *(f"removed {n}" for n in gone), *(f"changed {n}" for n in others)]
 
-    async def drain(self, timeout_s: float | None = None) -> bool:
-        """Readiness turns false first, then nothing new is accepted and running requests end; True if all did."""
+    async def drain(self, timeout_s: float | None = None, unready_s: float = 0.0) -> bool:
+        """Readiness turns false first, then nothing new is accepted and running requests end; True if all did.
+
+        Between the two, `unready_s` in which load balancers can notice: whoever still comes is served.
+        """
         self.draining = True
+        if unready_s > 0:
+            await asyncio.sleep(unready_s)
         return await self.server.drain(self.settings.drain_s if timeout_s is None else timeout_s)
 
     async def stop(self) -> None:

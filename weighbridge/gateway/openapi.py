@@ -96,6 +96,7 @@ def client_document(paths: Collection[tuple[str, str]], limits: RequestLimits, *
     }
     found["/v1/models"] = {"get": _operation("Models of healthy engines", listing)}
     found["/v1/models/{model}"] = {"get": _operation("One model", _ref("Model"), path=("model",))}
+    found["/readyz"] = {"get": _operation("Whether requests are taken", None, guarded=False, errors_as_text=(503,))}
     for path in ("/healthz", "/health"):
         found[path] = {"get": _operation("Whether the process lives", None, guarded=False)}
     found["/openapi.json"] = {"get": _operation("This document", _ANYTHING, guarded=False)}

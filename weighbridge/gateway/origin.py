@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -33,6 +34,13 @@ class Origin:
         return self.api + api_path.removeprefix("/v1") if api_path.startswith("/v1/") else self.root + api_path
 
 
+def _link_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_link_local
+    except ValueError:
+        return False
+
+
 def parse_origin(url: str, *, source: str = "", path: str = "") -> Origin:
     """Parses a base URL; `http://h`, `http://h/`, `http://h/v1` and `http://h//v1/` mean the same.
 
@@ -52,6 +60,8 @@ def parse_origin(url: str, *, source: str = "", path: str = "") -> Origin:
         raise bad("is not an http or https URL with a host")
     if parts.username is not None or parts.password is not None:
         raise bad("holds a user name or password, use api_key_env")
+    if _link_local(parts.hostname):
+        raise bad("is a link-local address, where clouds keep credentials and no engine listens")
     if parts.query or parts.fragment:
         raise bad("holds a query or fragment")
     if not url.isascii() or any(c <= " " or c == "\x7f" for c in url):

@@ -137,6 +137,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     access_log: str | None = None  # directory of JSON lines, one per request; rotated like the event log
     tracing: TracingSettings | None = None  # needs the extra `otel`
     drain_s: Positive = 300.0
+    unready_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # after SIGTERM: not ready, yet still serving, for this long
     prefix_block_bytes: Count = 64
     max_prefix_blocks: Count = 1024
     server: ServerLimits = ServerLimits()
