@@ -263,6 +263,25 @@ def test_no_more_than_the_allowed_share_is_ejected() -> None:
     run(main())
 
 
+def test_retry_after_is_the_soonest_recovery() -> None:
+    async def main() -> None:
+        async def broken(call: Call) -> None:
+            call.reset()
+
+        health = HealthSettings(interval_s=0.05, timeout_s=2.0, eject_failures=1, eject_s=20.0)
+        async with FakeUpstream(broken) as one, FakeUpstream(answer) as two, front(one, two, health=health) as f:
+            ejected, other = f.gateway.driver.endpoints.values()
+            while f.gateway.health.describe(ejected) != "ejected":
+                assert (await f.post(chat())).status == 200
+            f.gateway.health.drain(other)
+            reply = await f.post(chat())
+            assert reply.status == 503
+            assert 19 <= int(reply.header(b"retry-after")) <= 26, "what is left of 20 s, spread by up to a quarter"
+            assert abs(int(reply.header(b"retry-after-ms")) / 1000 - int(reply.header(b"retry-after"))) <= 1
+
+    run(main())
+
+
 def test_the_guard_forgives_one_pause_and_ends_below_half() -> None:
     guard = LoopGuard(0.2)
     guard.observe(0.6)

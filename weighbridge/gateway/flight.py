@@ -242,6 +242,8 @@ class Flight:
         if not self._end("rejected", detail=action.reason):
             return
         status, retry_after_s = action.status, action.retry_after_s
+        if action.reason == "no_instance":
+            retry_after_s = self._surface.health.recovery_s(self.routed.model)
         if status == 502 and self.head is not None and self.head.status in (429, 503):
             status = 503  # every engine was busy, none was broken
         send_reject(

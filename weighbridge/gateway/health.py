@@ -318,6 +318,17 @@ class Health:
         """Takes a drained engine back with its next good probe."""
         endpoint.draining = False
 
+    def recovery_s(self, model: str) -> float:
+        """Seconds until an engine of a model may be back: the soonest end of an ejection, else a few probes."""
+        soonest = self._settings.interval_s * self._settings.rise
+        now = time.monotonic()
+        waits = []
+        for endpoint in self._driver.endpoints.values():
+            state = self._states.get(endpoint.name)
+            if state is not None and not endpoint.draining and (not model or model in endpoint.models):
+                waits.append(max(soonest, state.until_s - now))
+        return min(waits, default=soonest)
+
     def describe(self, endpoint: Endpoint) -> str:
         """`up`, `draining`, `ejected`, `starting` or `down`."""
         state = self._states.get(endpoint.name)
