@@ -5,7 +5,7 @@ ENGINES ?= .engines
 BIN := $(VENV)/bin
 
 # `make engines` installs other people's engines (4 GB) for `make integration`, which `make test` does not run.
-.PHONY: engines integration install model serve test check lint types contracts size fmt clients fuzz soak clean
+.PHONY: engines integration install model serve test compiled test-compiled check lint types contracts size fmt clients fuzz soak clean
 
 $(BIN)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -29,6 +29,17 @@ engines:
 
 integration: model
 	WEIGHBRIDGE_ENGINES=$(abspath $(ENGINES)) $(BIN)/python -m pytest -s tests/real --timeout 900 -rs
+
+# The request path as machine code in build/compiled; run it with PYTHONPATH=build/compiled. Needs a C compiler.
+compiled: install
+	$(BIN)/python scripts/compile.py
+
+test-compiled: compiled
+	PYTHONPATH=build/compiled $(BIN)/python -c 'import weighbridge.gateway.flight as f; assert f.__file__.endswith(".so")'
+	$(BIN)/python -m pytest --import-mode=importlib -o pythonpath='build/compiled .' \
+		tests/unit/test_http_*.py tests/unit/test_gateway_*.py tests/unit/test_routing_*.py \
+		tests/property/test_http_*.py tests/property/test_gateway_*.py tests/property/test_routing_*.py \
+		tests/integration/test_gateway_history.py
 
 check: lint types contracts size
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weighbridge.http import SseParser, SseScanner
 from weighbridge.http.chunked import ChunkedDecoder
-from weighbridge.http.sse import SseParser, SseScanner
 
 
 def oracle(stream: bytes) -> list[tuple[str, str]]:

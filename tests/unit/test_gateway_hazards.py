@@ -16,7 +16,7 @@ from tests.support.upstream import Call, FakeUpstream
 from weighbridge.core.instance import Limits
 from weighbridge.gateway import Gateway, GatewaySettings
 from weighbridge.gateway.quota import Salts
-from weighbridge.gateway.reply import Usage, usage_of_body
+from weighbridge.gateway.usage import Usage, usage_of_body
 from weighbridge.http import HttpClient
 from weighbridge.routing.router import RouterSettings
 

@@ -13,8 +13,8 @@ from tests.support.loop import run, until
 from tests.support.upstream import Call, FakeUpstream
 from weighbridge.core.decision import Candidate, Decision
 from weighbridge.gateway import KeySettings
-from weighbridge.gateway.driver import DecisionRecord, Outcome
 from weighbridge.gateway.forecasts import Forecasts
+from weighbridge.gateway.records import DecisionRecord, Outcome
 from weighbridge.gateway.settings import TracingSettings
 from weighbridge.gateway.tracing import Tracer
 

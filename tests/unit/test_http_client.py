@@ -19,6 +19,7 @@ from weighbridge.http import (
     Responder,
 )
 from weighbridge.http.client_connection import ClientConnection
+from weighbridge.http.connection import ServerConnection
 
 
 def ask(
@@ -218,6 +219,9 @@ def test_a_sweep_does_not_close_a_connection_that_was_just_dialled() -> None:
         class Transport:
             closed = False
 
+            def set_write_buffer_limits(self, high: int) -> None:
+                pass
+
             def close(self) -> None:
                 self.closed = True
 
@@ -231,3 +235,10 @@ def test_a_sweep_does_not_close_a_connection_that_was_just_dialled() -> None:
         assert transport.closed
 
     run(main())
+
+
+@pytest.mark.parametrize("connection", [ClientConnection, ServerConnection])
+def test_a_connection_has_every_method_of_a_protocol(connection: type) -> None:
+    """They do not inherit from it, and an event loop that misses one only logs that."""
+    wanted = {name for kind in (asyncio.BaseProtocol, asyncio.Protocol) for name in vars(kind) if name[0] != "_"}
+    assert {name for name in wanted if not callable(getattr(connection, name, None))} == set()

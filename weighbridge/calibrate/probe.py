@@ -14,7 +14,7 @@ from weighbridge.calibrate.replay import RecordedRequest
 from weighbridge.core.errors import UpstreamError
 from weighbridge.http.client import HttpClient
 from weighbridge.http.errors import ExchangeFailed
-from weighbridge.http.sse import SseParser
+from weighbridge.http.sse_parser import SseParser
 
 # The smallest vocabularies in use have 32,000 entries; the first thousand hold control and single-byte tokens.
 FIRST_TOKEN, LAST_TOKEN = 1000, 30_000

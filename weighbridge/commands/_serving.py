@@ -19,6 +19,7 @@ from weighbridge.engine.instance import InstanceOptions, ReadyInfo
 from weighbridge.engine.model_store import CatalogueEntry, find_entry, is_cached
 from weighbridge.engine.supervisor import Supervisor
 from weighbridge.gateway.gateway import Gateway
+from weighbridge.gateway.process import tune_collector
 from weighbridge.gateway.settings import GatewaySettings, InstanceSettings
 
 READY_TIMEOUT_S = 10.0
@@ -91,6 +92,7 @@ class Serving:
             from weighbridge.calibrate.reprobe import Reprober  # with numpy and the fit: only where it is wanted
 
             self._reprobing = asyncio.ensure_future(Reprober(self._gateway, self.settings.reprobe).run())
+        tune_collector()
         self._start_s = time.monotonic() - begun
         if self._dashboard_start is None and self._dashboard_port is not None:
             self._dashboard_start = asyncio.ensure_future(self._start_dashboard(self._gateway.admin_port))

@@ -11,7 +11,7 @@ from weighbridge.core.decision import Decision
 Leg = Literal["whole", "prefill", "decode", "both"]
 
 
-class _Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+class _Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", gc=False):
     pass
 
 

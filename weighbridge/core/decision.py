@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One instance as it looked to the policy. Tokens are tokens, `terms` are seconds by name, lower `score` wins.
 
     `excluded` holds the reason when the instance could not be chosen; it then has no score.
@@ -29,7 +29,7 @@ class ShadowChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     chosen_ttft_s: float | None = None
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The record of one placement. `length_estimate` names the output-length estimate that was used."""
 
     request_id: str

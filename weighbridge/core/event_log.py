@@ -9,7 +9,7 @@ was cut by a crash is dropped and counted; any other bad line is an error that n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
 import msgspec
@@ -34,7 +34,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """Which file of one run this is; a run's log is rotated into parts 1, 2, 3, ..."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One call of the router: time in seconds on the router's clock, event, actions."""
 
     t: float
@@ -54,6 +54,11 @@ def encode_header(header: Header) -> bytes:
 def encode_entry(now_s: float, event: Event, actions: Iterable[Action]) -> bytes:
     """One line, newline included."""
     return _encoder.encode(Entry(now_s, event, tuple(actions))) + b"\n"
+
+
+def encode_entries(entries: Sequence[Entry]) -> bytes:
+    """One line for each, newline included; one call for many is cheaper than many calls."""
+    return _encoder.encode_lines(entries)
 
 
 class LogReader:

@@ -11,7 +11,7 @@ from weighbridge.core.instance import InstanceSpec, LoadReport, Rates, StepTerms
 from weighbridge.core.request import Request
 
 
-class _Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+class _Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", gc=False):
     pass
 
 

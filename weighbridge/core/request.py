@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One request as the router sees it; no prompt text, only its size and the hashes of its leading blocks.
 
     `prompt_tokens` may be an estimate; `max_tokens` is the output budget (> 0). `prefix_hashes` are chained

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass
 
 from weighbridge.core.errors import RequestError
 from weighbridge.gateway.settings import GatewaySettings, KeySettings
@@ -14,14 +13,22 @@ TIER_OF_SERVICE = {"priority": "interactive", "default": "standard", "auto": "st
 REFUSED = "The API key is missing or not valid."
 
 
-@dataclass(frozen=True, slots=True)
 class Principal:
     """A caller. `models` empty: all of them; `tier` None: the caller may choose."""
 
-    tenant: str
-    tier: str | None = None
-    models: tuple[str, ...] = ()
-    key: KeySettings | None = None
+    __slots__ = ("key", "models", "tenant", "tier")
+
+    def __init__(
+        self,
+        tenant: str,
+        tier: str | None = None,
+        models: tuple[str, ...] = (),
+        key: KeySettings | None = None,
+    ) -> None:
+        self.tenant = tenant
+        self.tier = tier
+        self.models = models
+        self.key = key
 
 
 class Authorizer:
@@ -31,22 +38,22 @@ class Authorizer:
         self._anonymous = Principal(settings.default_tenant)
         self._default_tier = settings.default_tier
         self._tiers = frozenset(tier.name for tier in settings.router.tiers)
-        self._keys = [
-            (bytes.fromhex(key.sha256), Principal(key.tenant, key.tier, key.models, key)) for key in settings.keys
-        ]
-        self._by_hash = dict(self._keys)
+        self._by_hash = {
+            (digest := bytes.fromhex(key.sha256)): (digest, Principal(key.tenant, key.tier, key.models, key))
+            for key in settings.keys
+        }
+        self._nobody = (bytes(32), Principal(""))
 
     def principal(self, request: Request) -> Principal | None:
         """The caller, or None if a key is required and the request has no valid one."""
-        if not self._keys:
+        if not self._by_hash:
             return self._anonymous
         token = bearer(request)
         # the digest is of a 256-bit random key: looking it up tells nothing of other keys; the last comparison is in
         # constant time, and unknown and disabled keys take the same path
         digest = hashlib.sha256(token).digest()
-        found = self._by_hash.get(digest)
-        known = hmac.compare_digest(digest, bytes.fromhex(found.key.sha256) if found and found.key else bytes(32))
-        if not known or found is None or found.key is None or found.key.disabled:
+        expected, found = self._by_hash.get(digest, self._nobody)
+        if not hmac.compare_digest(digest, expected) or found.key is None or found.key.disabled:
             return None
         return found
 

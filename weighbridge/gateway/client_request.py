@@ -3,43 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from weighbridge.core.errors import RequestError
 from weighbridge.gateway.estimate import inline_data
+from weighbridge.gateway.request_fields import RequestFields
 from weighbridge.gateway.settings import RequestLimits
-from weighbridge.gateway.splice import repeated_keys, replace_value
+from weighbridge.gateway.splice import LARGE_BYTES, repeated_keys, replace_value
 
-
-class _Body(msgspec.Struct):
-    model: str | UnsetType | None = UNSET
-    messages: msgspec.Raw | UnsetType = UNSET
-    prompt: msgspec.Raw | UnsetType = UNSET
-    input: msgspec.Raw | UnsetType = UNSET
-    stream: bool | UnsetType | None = UNSET
-    stream_options: dict[str, Any] | UnsetType | None = UNSET
-    max_tokens: int | float | UnsetType | None = UNSET
-    max_completion_tokens: int | float | UnsetType | None = UNSET
-    max_output_tokens: int | float | UnsetType | None = UNSET
-    n: int | float | UnsetType | None = UNSET
-    best_of: int | float | UnsetType | None = UNSET
-    stop: str | list[str] | UnsetType | None = UNSET
-    service_tier: str | UnsetType | None = UNSET
-    tools: msgspec.Raw | UnsetType = UNSET
-    system: msgspec.Raw | UnsetType = UNSET
-    instructions: msgspec.Raw | UnsetType = UNSET
-    priority: msgspec.Raw | UnsetType = UNSET
-    cache_salt: msgspec.Raw | UnsetType = UNSET
-    kv_transfer_params: msgspec.Raw | UnsetType = UNSET
-    bootstrap_host: msgspec.Raw | UnsetType = UNSET
-    bootstrap_port: msgspec.Raw | UnsetType = UNSET
-    bootstrap_room: msgspec.Raw | UnsetType = UNSET
-
-
-_decoder = msgspec.json.Decoder(_Body)
+_decode: Final = msgspec.json.Decoder(RequestFields).decode
+_FIELDS = tuple((name, b'"%b"' % name.encode()) for name in RequestFields.__struct_fields__)
 PRIVATE_KEYS = ("priority", "cache_salt")
 """Fields that engines obey and in which the gateway has the last word: they jump queues or share caches."""
 FORBIDDEN_KEYS = ("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
@@ -94,7 +70,9 @@ class ClientRequest:
         self.n = _whole("n", parsed.n) if parsed.n else 1
         self.max_tokens = _max_tokens(parsed, limits)
         self.uses_completion_limit = parsed.max_completion_tokens is not UNSET
-        self.private = tuple(name for name in PRIVATE_KEYS if getattr(parsed, name) is not UNSET)
+        self.private: tuple[str, ...] = ()
+        if parsed.priority is not UNSET or parsed.cache_salt is not UNSET:
+            self.private = tuple(name for name in PRIVATE_KEYS if getattr(parsed, name) is not UNSET)
         for name in FORBIDDEN_KEYS:
             if getattr(parsed, name) is not UNSET:
                 raise RequestError(f"`{name}` is set by the gateway alone.", param=name, code="unsupported_parameter")
@@ -109,10 +87,12 @@ class ClientRequest:
             prompt = self._completion_prompt(prompt, limits)
         elif endpoint in ("chat", "messages") and prompt[:1] != b"[":
             raise RequestError("`messages` must be a list.", param="messages", code="invalid_type")
-        if endpoint in ("chat", "messages", "embeddings") and _EMPTY_LIST.match(prompt):
+        if prompt[:2] != b"[{" and endpoint in ("chat", "messages", "embeddings") and _EMPTY_LIST.match(prompt):
             raise RequestError(f"`{field}` must not be empty.", param=field, code="empty_array")
-        heads = [bytes(h) for h in (parsed.tools, parsed.system, parsed.instructions) if h is not UNSET]
-        self.text = b"".join((*heads, prompt)) if heads else prompt
+        self.text = prompt
+        if parsed.tools is not UNSET or parsed.system is not UNSET or parsed.instructions is not UNSET:
+            heads = [bytes(h) for h in (parsed.tools, parsed.system, parsed.instructions) if h is not UNSET]
+            self.text = b"".join((*heads, prompt))
         media_bytes, self.media = inline_data(self.text)
         self.text_bytes = len(self.text) - media_bytes
 
@@ -161,7 +141,7 @@ def _check_ids(ids: list[int]) -> None:
         raise RequestError(message, param="prompt", code="integer_above_max_value")
 
 
-def _parse(body: bytes) -> _Body:
+def _parse(body: bytes) -> RequestFields:
     if not body.isascii():
         try:
             body.decode()
@@ -169,7 +149,7 @@ def _parse(body: bytes) -> _Body:
             message = f"The body is not UTF-8 text (byte {error.start})."
             raise RequestError(message, code="invalid_json") from None
     try:
-        parsed = _decoder.decode(body)
+        parsed = _decode(body)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         field = path.rstrip("`").lstrip(".").split(".")[0].split("[")[0] or None
@@ -181,9 +161,17 @@ def _parse(body: bytes) -> _Body:
         raise RequestError(f"The body is not valid JSON: {why}", code="invalid_json") from None
     # one parse decides authorisation and routing: no key that it reads may stand twice
     values = msgspec.structs.astuple(parsed)
-    repeated = repeated_keys(body, [n for n, v in zip(_Body.__struct_fields__, values, strict=True) if v is not UNSET])
-    if repeated is not None:
-        raise RequestError(f"The key `{repeated}` stands twice.", param=repeated, code="duplicate_key")
+    # a key may be spelled with escapes: only a walk over all keys can tell; most bodies hold no backslash at all
+    suspicious = len(body) > LARGE_BYTES or (b"\\" in body and b"\\u00" in body)
+    if not suspicious:
+        for index, (_, quoted) in enumerate(_FIELDS):
+            if values[index] is not UNSET and body.count(quoted) > 1:
+                suspicious = True
+                break
+    if suspicious:
+        repeated = repeated_keys(body, [name for index, (name, _) in enumerate(_FIELDS) if values[index] is not UNSET])
+        if repeated is not None:
+            raise RequestError(f"The key `{repeated}` stands twice.", param=repeated, code="duplicate_key")
     return parsed
 
 
@@ -196,7 +184,7 @@ def _whole(name: str, value: float) -> int:
     return int(value)
 
 
-def _max_tokens(parsed: _Body, limits: RequestLimits) -> int:
+def _max_tokens(parsed: RequestFields, limits: RequestLimits) -> int:
     """The output budget; the newer name wins where both are given."""
     budget = None
     for name in ("max_tokens", "max_output_tokens", "max_completion_tokens"):
@@ -213,7 +201,7 @@ def _max_tokens(parsed: _Body, limits: RequestLimits) -> int:
     return budget or limits.default_max_tokens
 
 
-def _check_caps(parsed: _Body, limits: RequestLimits) -> None:
+def _check_caps(parsed: RequestFields, limits: RequestLimits) -> None:
     for name in ("n", "best_of"):
         value = getattr(parsed, name)
         if value is not None and value is not UNSET and not 1 <= _whole(name, value) <= limits.max_n:

@@ -8,14 +8,12 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from weighbridge.core.actions import Abort, Action, Dispatch, Hold, Preempt, Reject
-from weighbridge.core.decision import Decision
-from weighbridge.core.event_log import encode_entry
-from weighbridge.core.events import Event, Tick
+from weighbridge.core.event_log import Entry
+from weighbridge.core.events import Event, RequestDispatched, Tick
 from weighbridge.gateway.endpoint import Endpoint
 from weighbridge.gateway.log_writer import LogWriter
+from weighbridge.gateway.records import DecisionRecord
 from weighbridge.gateway.stats import Stats
 from weighbridge.routing.refinement import Refinement
 from weighbridge.routing.router import Router
@@ -26,28 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("weighbridge.gateway")
 KEPT_DECISIONS = 2000
 TICK_S = 0.05
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a decided request went, in seconds from its arrival."""
-
-    outcome: str
-    instance: str
-    e2e_s: float
-    ttft_s: float | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    output_tokens: int = 0
-
-
-class DecisionRecord:
-    """A decision and, once known, its outcome."""
-
-    __slots__ = ("decision", "outcome")
-
-    def __init__(self, decision: Decision) -> None:
-        self.decision = decision
-        self.outcome: Outcome | None = None
 
 
 class Driver:
@@ -100,13 +76,21 @@ class Driver:
             self._tick.cancel()
 
     def _step(self, event: Event) -> None:
-        now = self.now()
+        now = time.monotonic() - self._start_s
+        if (
+            type(event) is RequestDispatched
+        ):  # of every request, and neither router nor refinement does anything with it
+            if self.writer is not None:
+                self.writer.record(Entry(now, event, ()))
+            return
         actions = self.router.handle(event, now)
         if self.writer is not None:
-            self.writer.append(encode_entry(now, event, actions))
+            self.writer.record(Entry(now, event, tuple(actions)))
         for action in actions:
             self._carry_out(action)
-        self._queue.extend(self.refinement.observe(event, actions, now))
+        updates = self.refinement.observe(event, actions, now)
+        if updates:
+            self._queue.extend(updates)
 
     def _carry_out(self, action: Action) -> None:
         flight = self.flights.get(action.request_id)

@@ -30,19 +30,17 @@ from weighbridge.gateway.prefill import LEASE_S, PrefillLeg, give_up_kv
 from weighbridge.gateway.refusal import send_reject
 from weighbridge.gateway.reply import (
     FORWARDED_ERRORS,
-    Usage,
     assembled_lines,
     error_frame,
     reply_lines,
-    usage_of,
-    usage_of_body,
 )
 from weighbridge.gateway.reply import client_error as read_client_error
+from weighbridge.gateway.usage import NONE_TOLD, Usage, usage_of, usage_of_body
 from weighbridge.http import BadReply, ConnectFailed, Exchange, ExchangeFailed, ReplyHead, Responder, SseScanner
 
 if TYPE_CHECKING:
-    from weighbridge.gateway.driver import DecisionRecord
     from weighbridge.gateway.endpoint import Endpoint
+    from weighbridge.gateway.records import DecisionRecord
     from weighbridge.gateway.surface import Surface
 
 PROGRESS_S = 0.25
@@ -403,7 +401,7 @@ class Flight:
             return
         if self._passing:
             self.responder.end()
-            self._finished(Usage(), 0)
+            self._finished(NONE_TOLD, 0)
             return
         pieces = self._buffer
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -487,7 +485,7 @@ class Flight:
         if self.ended:
             return False
         self.ended = True
-        self._surface.ended(self, outcome, detail, usage or Usage(), output_tokens)
+        self._surface.ended(self, outcome, detail, usage or NONE_TOLD, output_tokens)
         return True
 
     def _detach(self) -> None:

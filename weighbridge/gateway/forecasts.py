@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 from weighbridge.gateway.stats import Family
 
 if TYPE_CHECKING:
-    from weighbridge.gateway.driver import DecisionRecord
+    from weighbridge.gateway.records import DecisionRecord
 
 MOST = 200
 LEAST_S = 1e-4  # a forecast below this is no measure

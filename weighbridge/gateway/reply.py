@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from weighbridge.http.client_connection import ReplyHead
@@ -30,11 +28,14 @@ def reply_lines(head: ReplyHead, request_id: str, *, stream: bool = False) -> by
     named = head.header(b"connection")
     if named is not None and named.lower() not in (b"close", b"keep-alive"):
         dropped = dropped | {n.strip().lower() for n in named.split(b",")}
-    lines = [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in dropped]
-    lines.append(b"x-request-id: %b\r\n" % request_id.encode())
+    pieces: list[bytes] = []
+    for name, value in head.headers:
+        if name not in dropped:
+            pieces += (name, b": ", value, b"\r\n")
+    pieces += (b"x-request-id: ", request_id.encode(), b"\r\n")
     if stream:
-        lines.append(_STREAM_LINES)
-    return b"".join(lines)
+        pieces.append(_STREAM_LINES)
+    return b"".join(pieces)
 
 
 def assembled_lines(head: ReplyHead, request_id: str) -> bytes:
@@ -42,63 +43,6 @@ def assembled_lines(head: ReplyHead, request_id: str) -> bytes:
     dropped = _STREAM_DROPPED | {b"content-type"}
     lines = [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in dropped]
     return b"".join((*lines, b"content-type: application/json\r\nx-request-id: %b\r\n" % request_id.encode()))
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """What an engine counted; None where it does not tell."""
-
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    input_tokens_details: _Details | None = None
-
-
-class _Body(msgspec.Struct):
-    usage: _Usage | None = None
-
-
-_decode_body = msgspec.json.Decoder(_Body).decode
-
-
-def usage_of(value: Any) -> Usage:
-    """A usage object, in OpenAI's or Anthropic's spelling; anything odd counts as not told."""
-    try:
-        return _usage(msgspec.convert(value, _Usage | None))
-    except msgspec.ValidationError:
-        return Usage()
-
-
-def usage_of_body(body: bytes) -> Usage:
-    """The usage object of a whole reply."""
-    try:
-        return _usage(_decode_body(body).usage)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return Usage()
-
-
-def _usage(usage: _Usage | None) -> Usage:
-    if usage is None:
-        return Usage()
-    details = usage.prompt_tokens_details or usage.input_tokens_details
-    prompt = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens
-    output = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
-    return Usage(_count(prompt), _count(output), _count(details.cached_tokens) if details else None)
-
-
-def _count(value: int | None) -> int | None:
-    return value if value is not None and value >= 0 else None
 
 
 def error_frame(unfinished: bool) -> bytes:

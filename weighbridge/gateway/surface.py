@@ -19,7 +19,7 @@ from weighbridge.gateway.body import plain_body
 from weighbridge.gateway.budget import RetryBudget
 from weighbridge.gateway.cascade import Cascade
 from weighbridge.gateway.client_request import ClientRequest, overload_choices
-from weighbridge.gateway.driver import Driver, Outcome
+from weighbridge.gateway.driver import Driver
 from weighbridge.gateway.estimate import TokenEstimator, prefix_hashes
 from weighbridge.gateway.flight import Flight
 from weighbridge.gateway.forecasts import Forecasts
@@ -29,11 +29,12 @@ from weighbridge.gateway.model_choice import ModelChoice
 from weighbridge.gateway.model_list import model_rows
 from weighbridge.gateway.openapi import client_document
 from weighbridge.gateway.quota import Quotas, Salts
+from weighbridge.gateway.records import Outcome
 from weighbridge.gateway.refusal import send_reject, send_request_error
-from weighbridge.gateway.reply import Usage
 from weighbridge.gateway.settings import GatewaySettings
 from weighbridge.gateway.stats import Stats
 from weighbridge.gateway.tracing import Tracer
+from weighbridge.gateway.usage import Usage
 from weighbridge.http import Request, Responder, Routes
 
 ENDPOINTS = {

@@ -12,8 +12,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from weighbridge.core.errors import ConfigError
-from weighbridge.gateway.reply import Usage
 from weighbridge.gateway.settings import TracingSettings
+from weighbridge.gateway.usage import Usage
 
 if TYPE_CHECKING:
     from weighbridge.core.request import Request as RoutedRequest

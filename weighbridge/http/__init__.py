@@ -59,7 +59,8 @@ from weighbridge.http.request import Request
 from weighbridge.http.responder import Responder
 from weighbridge.http.routes import Routes
 from weighbridge.http.server import HttpServer
-from weighbridge.http.sse import SseEvent, SseParser, SseScanner
+from weighbridge.http.sse import SseScanner
+from weighbridge.http.sse_parser import SseEvent, SseParser
 
 __all__ = [
     "BadReply",

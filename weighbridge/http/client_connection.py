@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from weighbridge.http.chunked import ChunkedDecoder
 from weighbridge.http.errors import BadReply, ConnectionCut, ExchangeFailed, ReplyTimeout
@@ -10,7 +10,12 @@ from weighbridge.http.errors import BadReply, ConnectionCut, ExchangeFailed, Rep
 if TYPE_CHECKING:
     from weighbridge.http.pool import Pool
 
-IDLE, HEAD, LENGTH, CHUNKED, UNTIL_EOF, CLOSED = range(6)
+IDLE: Final = 0
+HEAD: Final = 1
+LENGTH: Final = 2
+CHUNKED: Final = 3
+UNTIL_EOF: Final = 4
+CLOSED: Final = 5
 
 # Header block of a reply: token, colon, visible bytes and blanks; no folding, no bare CR, LF or NUL.
 _FIELDS = re.compile(rb"(?:\r\n[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*)*")
@@ -86,8 +91,8 @@ class Exchange:
             self.connection.resume()
 
 
-class ClientConnection(asyncio.Protocol):
-    """A kept-alive connection of a pool."""
+class ClientConnection:
+    """A kept-alive connection of a pool. An `asyncio.Protocol` by its methods, see `ServerConnection`."""
 
     __slots__ = (
         "_begun",
@@ -142,6 +147,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
+        self.transport.set_write_buffer_limits(0)  # type: ignore[union-attr]  # see `ServerLimits.write_buffer_bytes`
         self.idle_since = self.pool.clock()
         if self.pool.closed:
             self._abort()
@@ -162,6 +168,12 @@ class ClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         return False
+
+    def pause_writing(self) -> None:
+        """Nothing to pause: a request is written in one piece."""
+
+    def resume_writing(self) -> None:
+        pass
 
     def connection_lost(self, exc: Exception | None) -> None:
         exchange, self.exchange = self.exchange, None

@@ -7,7 +7,7 @@ Host, CONNECT, caps on the head, the body and the number of headers, and a deadl
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import httptools
 
@@ -18,7 +18,11 @@ from weighbridge.http.responder import Responder, status_line
 if TYPE_CHECKING:
     from weighbridge.http.server import HttpServer
 
-AWAIT, HEAD, BODY, LINGER, CLOSED = range(5)
+AWAIT: Final = 0
+HEAD: Final = 1
+BODY: Final = 2
+LINGER: Final = 3
+CLOSED: Final = 4
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LINGER_S = 2.0
 FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect", b"upgrade"})
@@ -28,8 +32,11 @@ class _Refused(Exception):
     """Raised inside a parser callback to stop parsing; the answer is in `ServerConnection._fault`."""
 
 
-class ServerConnection(asyncio.Protocol):
-    """Parses requests, hands them over one at a time and guards every wait."""
+class ServerConnection:
+    """Parses requests, hands them over one at a time and guards every wait.
+
+    An `asyncio.Protocol` by its methods; it does not inherit from it because a compiled class must not.
+    """
 
     __slots__ = (
         "_body",

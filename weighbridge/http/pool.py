@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ssl
+from typing import cast
 
 from weighbridge.http.client_connection import IDLE, ClientConnection, Exchange, Sink
 from weighbridge.http.errors import ConnectFailed
@@ -70,7 +71,7 @@ class Pool:
         try:
             async with asyncio.timeout(self.limits.connect_s):
                 await self._loop.create_connection(
-                    lambda: connection,
+                    lambda: cast(asyncio.Protocol, connection),
                     self.host,
                     self.port,
                     ssl=self._ssl,

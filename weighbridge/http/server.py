@@ -5,7 +5,7 @@ import logging
 import ssl
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 from weighbridge.http.connection import ServerConnection
 from weighbridge.http.limits import ServerLimits
@@ -72,7 +72,7 @@ class HttpServer:
         self.clock = loop.time
         self.now = loop.time()
         self._server = await loop.create_server(
-            lambda: ServerConnection(self),
+            lambda: cast(asyncio.Protocol, ServerConnection(self)),
             host,
             port,
             ssl=ssl_context,

@@ -1,45 +1,36 @@
-"""Server-sent events: where one ends, over any cut and any line ending, and what a relay must know of each.
+"""Server-sent events on their way through a relay: where one ends, over any cut and any line ending, and what the
+relay must know of each.
 
-`SseParser` decodes events as the WHATWG algorithm does. `SseScanner` serves the relay: per read a few searches at C
-speed; single events are looked at only until the first token and where a marker (usage, error) was found.
+Per read there are a few searches at C speed; single events are looked at only until the first token and where a marker
+(usage, error) was found. `sse_parser.py` decodes events for those who read them.
 """
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 # Python's `re` would otherwise split CRLF in two: atomic groups keep it one line end.
-_EVENT_END = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
-_LINE = re.compile(rb"\r\n|\n|\r")
+EVENT_END = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+LINE = re.compile(rb"\r\n|\n|\r")
 # Keys that mostly stand with null; a stream in which one does not needs a closer look at that event.
 _NULLABLE = (
     (b'"usage"', b'"usage":null', b'"usage": null'),
     (b'"finish_reason"', b'"finish_reason":null', b'"finish_reason": null'),
 )
 _NOT_NULL = {name: re.compile(re.escape(name) + rb"(?!\s*:\s*null)") for name, _, _ in _NULLABLE}
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 MARKS = (b"[DONE]", b'"error"')
 LAST_TYPES = frozenset({"message_stop", "response.completed", "response.incomplete"})
 TYPED_MARKS = (*MARKS, b'"response.failed"', *(b'"%b"' % t.encode() for t in sorted(LAST_TYPES)))
 MAX_EVENT_BYTES = 8 * 1024 * 1024
-_decode = msgspec.json.Decoder().decode
-
-
-@dataclass(frozen=True, slots=True)
-class SseEvent:
-    """One dispatched event."""
-
-    data: str
-    event: str = "message"
-    id: str = ""
+_decode: Final = msgspec.json.Decoder().decode
 
 
 def event_data(block: bytes) -> bytes | None:
     """The data of one event's bytes (its `data` lines joined by LF), or None if it has no data line."""
     parts = []
-    for line in _LINE.split(block):
+    for line in LINE.split(block):
         if line.startswith(b"data:"):
             parts.append(line[6:] if line[5:6] == b" " else line[5:])
         elif line == b"data":
@@ -47,7 +38,7 @@ def event_data(block: bytes) -> bytes | None:
     return b"\n".join(parts) if parts else None
 
 
-class _Splitter:
+class Splitter:
     """Cuts a byte stream behind each blank line; keeps the unfinished rest."""
 
     __slots__ = ("_first", "tail")
@@ -61,7 +52,7 @@ class _Splitter:
         if self._first:
             data = self.tail + data
             self.tail = b""
-            if len(data) < 3 and _BOM.startswith(data):
+            if len(data) < 3 and BOM.startswith(data):
                 self.tail = data
                 return b""
             self._first = False
@@ -81,51 +72,9 @@ class _Splitter:
     @staticmethod
     def _last_end(data: bytes) -> int:
         cut = 0
-        for match in _EVENT_END.finditer(data):
+        for match in EVENT_END.finditer(data):
             cut = match.end()
         return cut
-
-
-class SseParser:
-    """Decodes a stream of bytes into events, as a browser's EventSource would."""
-
-    __slots__ = ("_last_id", "_splitter", "_started")
-
-    def __init__(self) -> None:
-        self._splitter = _Splitter()
-        self._started = False
-        self._last_id = ""
-
-    def feed(self, data: bytes) -> list[SseEvent]:
-        """The events completed by `data`. Raises ValueError if one is absurdly long."""
-        whole = self._splitter.feed(data)
-        if whole and not self._started:
-            self._started = True
-            whole = whole.removeprefix(_BOM)
-        events = []
-        for block in _EVENT_END.split(whole):
-            event = self._event(block)
-            if event is not None:
-                events.append(event)
-        return events
-
-    def _event(self, block: bytes) -> SseEvent | None:
-        data: list[str] = []
-        kind = ""
-        for raw in _LINE.split(block):
-            if not raw or raw[:1] == b":":
-                continue
-            name, _, value = raw.decode("utf-8", "replace").partition(":")
-            value = value[1:] if value[:1] == " " else value
-            if name == "data":
-                data.append(value)
-            elif name == "event":
-                kind = value
-            elif name == "id" and "\0" not in value:
-                self._last_id = value
-        if not data:
-            return None
-        return SseEvent("\n".join(data), kind or "message", self._last_id)
 
 
 class SseScanner:
@@ -153,7 +102,7 @@ class SseScanner:
 
     def __init__(self, strip_usage: bool = False, typed: bool = False) -> None:
         """`typed`: the events name their type (OpenAI responses, Anthropic messages) and end with a named one."""
-        self._splitter = _Splitter()
+        self._splitter = Splitter()
         self._marks = TYPED_MARKS if typed else MARKS
         self._started = False
         self._strip = strip_usage
@@ -227,7 +176,7 @@ class SseScanner:
 
     def _scan_each(self, whole: bytes, start: int) -> bytes:
         kept = []
-        for match in _EVENT_END.finditer(whole, start):
+        for match in EVENT_END.finditer(whole, start):
             block = whole[start : match.start()]
             if self._look(block) or not self._strip:
                 kept.append(whole[start : match.end()])
@@ -239,7 +188,7 @@ class SseScanner:
         """Takes note of one event; False if it is a usage-only frame."""
         if not self._started:
             self._started = True
-            block = block.removeprefix(_BOM)
+            block = block.removeprefix(BOM)
         data = event_data(block)
         if data is None:
             return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 
 from weighbridge.core.actions import Leg
 from weighbridge.core.decision import Candidate, Decision, ShadowChoice
@@ -18,6 +17,7 @@ UNEVEN = 1.25
 """Ratio of decode steps from which instances of one pool are not taken for equal."""
 NEEDS_PREFILL = frozenset({"sglang"})
 """Kinds whose decode instances answer nothing without a prefill instance."""
+NO_TERMS: dict[str, float] = {}
 
 
 class Pool:
@@ -77,7 +77,8 @@ class Pool:
 class Candidates:
     """Pools by model, and one reusable Option per instance."""
 
-    __slots__ = ("_decode_kv", "_entry_kv", "_everyone", "_fleet", "_options", "_pools")
+    __slots__ = ("_decode_kv", "_entry_kv", "_everyone", "_fleet", "_match", "_matched", "_matched_version",
+                 "_options", "_pools")  # fmt: skip
 
     def __init__(self, fleet: Fleet, entry_kv: float, decode_kv: float) -> None:
         self._fleet = fleet
@@ -85,6 +86,9 @@ class Candidates:
         self._everyone = 0
         self._pools: dict[str, Pool] = {}
         self._options: list[Option] = []
+        self._matched: Request | None = None
+        self._matched_version = -1
+        self._match: dict[int, int] = {}
 
     def fleet_changed(self) -> None:
         """An instance came, went or changed: pools are built anew when next asked for."""
@@ -136,9 +140,14 @@ class Candidates:
         """Prompt tokens that each instance is thought to hold, by index, for those that hold any."""
         if not request.prefix_hashes:
             return {}
+        # asked at arrival, for room and for the placement itself: mostly nothing has changed in between
+        if request is self._matched and self._matched_version == self._fleet.prefix_version:
+            return self._match
         size = request.prefix_block_tokens
         depths = match_all(self._fleet.prefix_holders, request.prefix_hashes, self._everyone)
-        return {index: depth * size for index, depth in depths.items()}
+        self._match = {index: depth * size for index, depth in depths.items()}
+        self._matched, self._matched_version = request, self._fleet.prefix_version
+        return self._match
 
     def options(
         self, request: Request, instances: Sequence[Instance], leg: Leg, decode_tokens: int, cached: Mapping[int, int]
@@ -155,7 +164,7 @@ class Candidates:
                 # engines reuse whole blocks of their own size, and always compute the last prompt token: its logits
                 # give the first output token
                 hit = cached.get(instance.index, 0)
-                hit = min(hit - hit % instance.spec.limits.block_size, prompt - 1)
+                hit = min(hit - hit % instance.block_size, prompt - 1)
             option.cached_tokens = hit
             option.prefill_tokens = 0 if leg == "decode" else prompt - hit
             option.decode_tokens = decode_tokens
@@ -176,26 +185,25 @@ def decision(
             cached_tokens=option.cached_tokens,
             prefill_tokens=option.instance.prefill_tokens + option.prefill_tokens,
             decode_tokens=option.instance.decode_tokens + option.decode_tokens,
-            terms={name: value for name, value in choice.terms[index].items() if isfinite(value)}
-            if choice.terms
-            else {},
-            score=choice.scores[index] if choice.scores and isfinite(choice.scores[index]) else None,
+            terms=_finite(choice.terms[index]) if choice.terms else NO_TERMS,
+            score=choice.scores[index] if choice.scores and _is_finite(choice.scores[index]) else None,
         )
         for index, option in enumerate(view.options)
     ]
-    seen = {option.instance.name for option in view.options}
-    excluded = [
-        Candidate(instance=i.name, excluded=_why_not(view.request, i, view.leg, failed_on))
-        for i in fleet
-        if i.name not in seen
-    ]
+    if len(view.options) < len(fleet.instances):
+        seen = {option.instance.name for option in view.options}
+        candidates += [
+            Candidate(instance=i.name, excluded=_why_not(view.request, i, view.leg, failed_on))
+            for i in fleet
+            if i.name not in seen
+        ]
     chosen = view.options[choice.index]
     return Decision(
         request_id=view.request.id,
         at_s=view.now_s,
         policy=policy,
         chosen=chosen.instance.name,
-        candidates=(*candidates, *excluded),
+        candidates=tuple(candidates),
         attempt=attempt,
         queued_s=queued_s,
         length_estimate=length_estimate,
@@ -203,6 +211,19 @@ def decision(
         note=choice.note,
         shadows=shadows,
     )
+
+
+def _is_finite(value: float) -> bool:
+    """As `math.isfinite`, but plain arithmetic where this is compiled: infinity minus itself is no number."""
+    return value - value == 0.0
+
+
+def _finite(terms: Mapping[str, float]) -> dict[str, float]:
+    """JSON has no infinity; a new dict only where there is one, since this runs for every candidate of a request."""
+    for value in terms.values():
+        if not _is_finite(value):
+            return {name: each for name, each in terms.items() if _is_finite(each)}
+    return terms if isinstance(terms, dict) else dict(terms)
 
 
 def _serves(instance: Instance, model: str) -> bool:

@@ -88,6 +88,7 @@ class Instance:
     """One instance as the router knows it: its spec, its outstanding work by our own ledger, and its last report."""
 
     __slots__ = (
+        "block_size",
         "charges",
         "cost",
         "decode_tokens",
@@ -129,6 +130,7 @@ class Instance:
     def reset(self, spec: InstanceSpec, generation: int) -> None:
         """Start a new life: a restarted engine has an empty cache and none of its old requests."""
         self.spec, self.generation, self.up, self.draining = spec, generation, True, False
+        self.block_size = spec.limits.block_size
         self.charges.clear()
         self.prefilling.clear()
         self.groups: dict[str, Group] = {}
@@ -194,6 +196,8 @@ class Fleet:
         self.offered = Offered()
         self.prefix_holders: dict[int, int] = {}
         """Block hash to the instances that hold it, as bits by index."""
+        self.prefix_version = 0
+        """Grows whenever a prefix index may have changed, so that matches can be remembered until then."""
         self.prefix_credit = PrefixCredit()
 
     def __iter__(self) -> Iterator[Instance]:
@@ -201,12 +205,14 @@ class Fleet:
 
     def up(self, spec: InstanceSpec, generation: int) -> Instance:
         """An instance joined, came back or changed. The same generation keeps its charges; a newer one forgets them."""
+        self.prefix_version += 1
         instance = self.instances.get(spec.name)
         if instance is None:
             instance = Instance(spec, generation, len(self.instances), self.prefix_holders)
             self.instances[spec.name] = instance
         elif generation == instance.generation:
             instance.spec, instance.up, instance.draining = spec, True, False
+            instance.block_size = spec.limits.block_size
             instance.cost = cost_of(spec)
         elif generation > instance.generation:
             instance.reset(spec, generation)
@@ -272,6 +278,7 @@ class Fleet:
         instance.dispatches += 1
         charge.number = instance.dispatches
         if request.prefix_hashes:
+            self.prefix_version += 1
             instance.prefix.insert(request.prefix_hashes)
             if instance.prefix.capacity_blocks:
                 charge.shares = True

@@ -15,7 +15,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+Hash = Any
+"""A block's hash, an integer. Not written so, because compiled code keeps an integer as a bare number and would have to
+make an object of it again for every look into a table."""
 PENDING_BLOCKS = 4_096
 """Blocks that a precise index expects but has not been told of."""
 
@@ -25,18 +29,18 @@ class PrefixIndex:
 
     __slots__ = ("_bit", "_blocks", "_holders", "_pending", "capacity_blocks", "precise")
 
-    def __init__(self, capacity_blocks: int, holders: dict[int, int] | None = None, bit: int = 0) -> None:
+    def __init__(self, capacity_blocks: int, holders: dict[Hash, int] | None = None, bit: int = 0) -> None:
         self.capacity_blocks = max(capacity_blocks, 0)
         self.precise = False
         self._holders = {} if holders is None else holders
         self._bit = 1 << bit
-        self._blocks: OrderedDict[int, None] = OrderedDict()
-        self._pending: OrderedDict[int, None] = OrderedDict()
+        self._blocks: OrderedDict[Hash, None] = OrderedDict()
+        self._pending: OrderedDict[Hash, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._blocks) + len(self._pending)
 
-    def match(self, hashes: Sequence[int]) -> int:
+    def match(self, hashes: Sequence[Hash]) -> int:
         """Number of leading blocks that are present. O(matched blocks); changes nothing."""
         holders, bit = self._holders, self._bit
         count = 0
@@ -46,7 +50,7 @@ class PrefixIndex:
             count += 1
         return count
 
-    def insert(self, hashes: Sequence[int]) -> None:
+    def insert(self, hashes: Sequence[Hash]) -> None:
         """Note that the instance is about to compute or use these blocks.
 
         Touched from the last to the first, so that under pressure the tail of a chain goes before its head.
@@ -57,7 +61,7 @@ class PrefixIndex:
         else:
             self._add(self._blocks, hashes, self.capacity_blocks)
 
-    def stored(self, hashes: Sequence[int]) -> None:
+    def stored(self, hashes: Sequence[Hash]) -> None:
         """The engine says that it holds these blocks now."""
         if not self.precise:
             self.clear()
@@ -66,7 +70,7 @@ class PrefixIndex:
             self._pending.pop(block, None)
         self._add(self._blocks, hashes, self.capacity_blocks + self.capacity_blocks // 4)
 
-    def removed(self, hashes: Iterable[int]) -> None:
+    def removed(self, hashes: Iterable[Hash]) -> None:
         """The engine says that it holds these blocks no more."""
         for block in hashes:
             known = self._blocks.pop(block, 0) is None
@@ -81,7 +85,7 @@ class PrefixIndex:
                 self._forget(block)
             blocks.clear()
 
-    def _add(self, blocks: OrderedDict[int, None], hashes: Sequence[int], most: int) -> None:
+    def _add(self, blocks: OrderedDict[Hash, None], hashes: Sequence[Hash], most: int) -> None:
         holders, bit = self._holders, self._bit
         for block in reversed(hashes):
             if block in blocks:
@@ -92,7 +96,7 @@ class PrefixIndex:
         while len(blocks) > most:
             self._forget(blocks.popitem(last=False)[0])
 
-    def _forget(self, block: int) -> None:
+    def _forget(self, block: Hash) -> None:
         left = self._holders.get(block, 0) & ~self._bit
         if left:
             self._holders[block] = left
@@ -100,7 +104,7 @@ class PrefixIndex:
             self._holders.pop(block, None)
 
 
-def match_all(holders: dict[int, int], hashes: Sequence[int], everyone: int) -> dict[int, int]:
+def match_all(holders: dict[Hash, int], hashes: Sequence[Hash], everyone: int) -> dict[int, int]:
     """Matched leading blocks by instance place, for those in the bit set `everyone` that match at all.
 
     One walk: O(prefix blocks + instances that match).

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from weighbridge.core.actions import Action, Dispatch, Reject
@@ -37,35 +36,99 @@ KEPT = 32
 LEAST_STEPS = 8
 """Fewer decode steps tell too little where reports fall between tokens."""
 TELL_EVERY_S = 5.0
+LOOK_EVERY_S = 0.1
 
 
-@dataclass(slots=True)
 class _Running:
-    prompt_tokens: int
-    dispatched_s: float
-    alone: bool
-    cold: bool
-    first_s: float | None = None
-    seen_tokens: int = 1
-    seen_s: float = 0.0
+    __slots__ = ("alone", "cold", "dispatched_s", "first_s", "prompt_tokens", "seen_s", "seen_tokens", "watched")
+
+    def __init__(self, watched: _Watched, prompt_tokens: int, dispatched_s: float, *, alone: bool, cold: bool) -> None:
+        self.watched = watched
+        self.prompt_tokens = prompt_tokens
+        self.dispatched_s = dispatched_s
+        self.alone = alone
+        self.cold = cold
+        self.first_s: float | None = None
+        self.seen_tokens = 1
+        self.seen_s = 0.0
 
 
-@dataclass(slots=True)
 class _Watched:
-    spec: InstanceSpec
-    cost: OnlineCost | None
-    generation: int
-    served: int = 0
-    changed_s: float = 0.0
-    told_s: float = float("-inf")
-    told: ProfileUpdated | None = None
-    prefills: deque[PrefillSample] = field(default_factory=lambda: deque(maxlen=KEPT))
-    decodes: deque[DecodeSample] = field(default_factory=lambda: deque(maxlen=KEPT))
-    running: dict[str, _Running] = field(default_factory=dict)
+    """One instance. The sums over `running` are kept as it changes: walking it at every event costs O(batch)."""
 
-    @property
-    def prefilling(self) -> bool:
-        return any(r.first_s is None for r in self.running.values())
+    __slots__ = (
+        "alone",
+        "changed_s",
+        "cost",
+        "decodes",
+        "generation",
+        "kv_tokens",
+        "looked_s",
+        "prefilling",
+        "prefills",
+        "running",
+        "served",
+        "spec",
+        "told",
+        "told_s",
+    )
+
+    def __init__(self, spec: InstanceSpec, cost: OnlineCost | None, generation: int) -> None:
+        self.spec = spec
+        self.cost = cost
+        self.generation = generation
+        self.served = 0
+        self.changed_s = 0.0
+        self.told_s = self.looked_s = float("-inf")
+        self.told: ProfileUpdated | None = None
+        self.prefills: deque[PrefillSample] = deque(maxlen=KEPT)
+        self.decodes: deque[DecodeSample] = deque(maxlen=KEPT)
+        self.running: dict[str, _Running] = {}
+        self.prefilling = 0
+        """How many of `running` have given no token."""
+        self.kv_tokens = 0
+        """Prompt and seen output tokens of `running`."""
+        self.alone: _Running | None = None
+        """The one that found nothing running and has given no token; there is never a second such."""
+
+    def add(self, request_id: str, prompt_tokens: int, now_s: float) -> None:
+        """A request was sent here."""
+        if self.alone is not None:
+            self.alone.alone = False
+            self.alone = None
+        alone = not self.running
+        running = _Running(self, prompt_tokens, now_s, alone=alone, cold=self.served < COLD_REQUESTS)
+        self.running[request_id] = running
+        if alone:
+            self.alone = running
+        self.served += 1
+        self.prefilling += 1
+        self.kv_tokens += prompt_tokens + 1
+        self.changed_s = now_s
+
+    def first(self, running: _Running, now_s: float) -> None:
+        """A request's first token came."""
+        if running.first_s is None:
+            self.prefilling -= 1
+            if self.alone is running:
+                self.alone = None
+        running.first_s = running.seen_s = now_s
+        self.changed_s = now_s
+
+    def seen(self, running: _Running, output_tokens: int, now_s: float) -> None:
+        """A request has this many tokens."""
+        self.kv_tokens += output_tokens - running.seen_tokens
+        running.seen_tokens, running.seen_s = output_tokens, now_s
+
+    def remove(self, request_id: str, now_s: float) -> None:
+        """A request runs here no more."""
+        running = self.running.pop(request_id)
+        if running.first_s is None:
+            self.prefilling -= 1
+        if self.alone is running:
+            self.alone = None
+        self.kv_tokens -= running.prompt_tokens + running.seen_tokens
+        self.changed_s = now_s
 
     def observe(self, sample: PrefillSample | DecodeSample) -> None:
         """Refine the model or, where there is none yet, gather towards a first one."""
@@ -169,24 +232,13 @@ class Refinement:
         watched = self._instances.get(action.instance)
         if watched is None or action.leg != "whole":
             return
-        for other in watched.running.values():
-            if other.first_s is None:
-                other.alone = False
-        watched.running[action.request_id] = _Running(
-            prompt_tokens=self._prompts.get(action.request_id, 0),
-            dispatched_s=now_s,
-            alone=not watched.running,
-            cold=watched.served < COLD_REQUESTS,
-        )
-        watched.served += 1
-        watched.changed_s = now_s
+        watched.add(action.request_id, self._prompts.get(action.request_id, 0), now_s)
         self._where[action.request_id] = action.instance
 
     def _on_first(self, event: FirstToken, now_s: float) -> None:
         watched, running = self._find(event.request_id)
         if watched is not None and running is not None:
-            running.first_s = running.seen_s = now_s
-            watched.changed_s = now_s
+            watched.first(running, now_s)
 
     def _on_progress(self, event: TokensProgressed, now_s: float) -> _Watched | None:
         watched, running = self._find(event.request_id)
@@ -219,17 +271,15 @@ class Refinement:
             if running.cold:
                 watched.exclude()
             else:
-                kv = sum(r.prompt_tokens + r.seen_tokens for r in watched.running.values())
-                kv += len(watched.running) * steps // 2
+                kv = watched.kv_tokens + len(watched.running) * steps // 2
                 seconds = now_s - running.seen_s
                 watched.observe(DecodeSample(steps, len(watched.running), kv, seconds))
-        running.seen_tokens, running.seen_s = output_tokens, now_s
+        watched.seen(running, output_tokens, now_s)
 
     def _drop(self, request_id: str, now_s: float, *, final: bool) -> None:
         watched, running = self._find(request_id)
         if watched is not None and running is not None:
-            del watched.running[request_id]
-            watched.changed_s = now_s
+            watched.remove(request_id, now_s)
         self._where.pop(request_id, None)
         if final:
             self._prompts.pop(request_id, None)
@@ -240,7 +290,10 @@ class Refinement:
 
     def _tell(self, watched: _Watched, now_s: float) -> list[ProfileUpdated]:
         cost = watched.cost
-        if cost is None or now_s - watched.told_s < TELL_EVERY_S or not cost.news():
+        if cost is None or now_s - watched.told_s < TELL_EVERY_S or now_s - watched.looked_s < LOOK_EVERY_S:
+            return []
+        watched.looked_s = now_s
+        if not cost.news():
             return []
         watched.told_s = now_s
         step = cost.step if cost.has_step else None

@@ -37,13 +37,14 @@ from weighbridge.routing.correction import Correction
 from weighbridge.routing.cost import cost_of
 from weighbridge.routing.fleet import Fleet, Instance
 from weighbridge.routing.live import HANDING_OFF, HELD, RUNNING, Live
+from weighbridge.routing.loads import Stability
 from weighbridge.routing.outlook import Outlook, outlook
 from weighbridge.routing.placing import Placing
 from weighbridge.routing.policies.registry import make_policy
 from weighbridge.routing.policy import Policy
 from weighbridge.routing.pump import Pump
 from weighbridge.routing.settings import RouterSettings
-from weighbridge.routing.stability import Offer, Stability
+from weighbridge.routing.stability import Offer
 
 __all__ = ["Router", "RouterSettings"]
 
@@ -121,7 +122,7 @@ class Router:
     @property
     def wants_tick(self) -> bool:
         """Whether the driver must send `Tick` every 50 ms: something waits here."""
-        return bool(self._pump)
+        return self.holds and bool(self._pump)
 
     # ---- requests
 
@@ -136,7 +137,10 @@ class Router:
         live.length_scale = lengths.draw_scale()
         live.expected_output_tokens = lengths.expected(request, live.lengths, 0, live.length_scale)
         if request.prefix_hashes:
-            best = max(self._placing.candidates.cached(request).values(), default=0)
+            best = 0
+            for tokens in self._placing.candidates.cached(request).values():
+                if tokens > best:
+                    best = tokens
             live.prefill_tokens = max(request.prompt_tokens - best, 1)
         self.fleet.offered.add(live.prefill_tokens, now_s)
         self._offer.add(request, live.prefill_tokens, live.expected_output_tokens, now_s)
@@ -313,12 +317,14 @@ class Router:
     def _blocks_stored(self, event: BlocksStored, now_s: float) -> list[Action]:
         instance = self.fleet.instances.get(event.instance)
         if instance is not None and instance.generation == event.generation:
+            self.fleet.prefix_version += 1
             instance.prefix.stored(event.hashes)
         return []
 
     def _blocks_removed(self, event: BlocksRemoved, now_s: float) -> list[Action]:
         instance = self.fleet.instances.get(event.instance)
         if instance is not None and instance.generation == event.generation:
+            self.fleet.prefix_version += 1
             if event.all:
                 instance.prefix.clear()
             else:

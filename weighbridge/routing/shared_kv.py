@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from weighbridge.routing.prefix_index import Hash
+
 
 class SharedKv:
     """The blocks of the running prompts. `tokens` is what would be counted twice by adding the prompts up."""
@@ -16,10 +18,10 @@ class SharedKv:
     __slots__ = ("_uses", "tokens")
 
     def __init__(self) -> None:
-        self._uses: dict[int, int] = {}
+        self._uses: dict[Hash, int] = {}
         self.tokens = 0
 
-    def add(self, hashes: Sequence[int], block_tokens: int) -> None:
+    def add(self, hashes: Sequence[Hash], block_tokens: int) -> None:
         """A prompt with these blocks runs now."""
         uses = self._uses
         own = 0
@@ -31,7 +33,7 @@ class SharedKv:
             own += 1
         self.tokens += (len(hashes) - own) * block_tokens
 
-    def remove(self, hashes: Sequence[int], block_tokens: int) -> None:
+    def remove(self, hashes: Sequence[Hash], block_tokens: int) -> None:
         """A prompt that was added runs no more."""
         uses = self._uses
         own = 0

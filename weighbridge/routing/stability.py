@@ -12,20 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import msgspec
-
 from weighbridge.core.request import Request
 from weighbridge.routing.fleet import Instance
+from weighbridge.routing.loads import Stability
 
 MEMORY_S = 30.0
-
-
-class Stability(msgspec.Struct, frozen=True, kw_only=True):
-    """Loads as fractions of what can be sustained; None where a profile or a capacity is missing."""
-
-    token_load: float | None
-    kv_load: float | None
-    offered_tokens_per_s: float
 
 
 class Offer:
