@@ -42,6 +42,7 @@ FIXED = (
         "access_log",
         "tracing",
         "selection",
+        "tokenizers",
         "salt_env",
         "isolate_tenants",
         "tls_cert",

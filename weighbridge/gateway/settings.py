@@ -140,6 +140,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     unready_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # after SIGTERM: not ready, yet still serving, for this long
     prefix_block_bytes: Count = 64
     max_prefix_blocks: Count = 1024
+    tokenizers: dict[str, str] = {}  # model -> its tokenizer.json, to count prompts exactly instead of estimating
     server: ServerLimits = ServerLimits()
     client: ClientLimits = ClientLimits()
     health: HealthSettings = HealthSettings()

@@ -33,6 +33,7 @@ from weighbridge.gateway.records import Outcome
 from weighbridge.gateway.refusal import send_reject, send_request_error
 from weighbridge.gateway.settings import GatewaySettings
 from weighbridge.gateway.stats import Stats
+from weighbridge.gateway.tokenizer_file import read_tokenizer
 from weighbridge.gateway.tracing import Tracer
 from weighbridge.gateway.usage import Usage
 from weighbridge.http import Request, Responder, Routes
@@ -78,6 +79,7 @@ class Surface:
         self.auth = Authorizer(settings)
         self.choice = None if settings.selection is None else ModelChoice(settings.selection, driver)
         self.estimator = TokenEstimator()
+        self.counters = {model: read_tokenizer(path) for model, path in settings.tokenizers.items()}
         self.rng = random.Random(settings.router.seed)
         self.budget = RetryBudget(settings.retry_share)
         self.quotas = Quotas()
@@ -237,6 +239,8 @@ class Surface:
         """The request as the Router sees it."""
         settings = self.settings
         exact = parsed.exact_tokens
+        if self.counters and exact is None and parsed.model in self.counters:
+            exact = self.counters[parsed.model].tokens(parsed)
         tokens = self.estimator.tokens(parsed.model, parsed.text_bytes, parsed.media) if exact is None else exact
         seed = f"{principal.tenant}\0{parsed.model}".encode()
         session = request.header(b"x-session-id")
@@ -291,6 +295,8 @@ class Surface:
         if usage.prompt_tokens and parsed.exact_tokens is None and not parsed.media:
             self.stats.estimate.observe((parsed.model,), flight.routed.prompt_tokens / usage.prompt_tokens)
             self.estimator.learn(parsed.model, parsed.text_bytes, usage.prompt_tokens)
+            if self.counters and parsed.model in self.counters:
+                self.counters[parsed.model].learn(parsed, usage.prompt_tokens)
         computed_by = flight.source or flight.endpoint
         if computed_by is not None and computed_by.kv is not None:
             computed_by.kv.answered(flight, usage)
