@@ -8,9 +8,13 @@ from typing import Any
 
 from tests.real.launch import MODEL, Server
 from tests.support.gateway import Front, text_of
+from weighbridge.gateway.settings import HealthSettings
 from weighbridge.http import HttpClient
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+PATIENCE_S = 90.0
+CALM = HealthSettings(interval_s=0.5, timeout_s=10.0)
+"""Looking at vLLM's /metrics twenty times a second, as other tests do at fakes, would take a fifth of a core."""
 HOUSE = "You answer briefly. These are the rules of the house, and they are many and long: be kind, be short. " * 4
 
 
@@ -22,16 +26,22 @@ async def via(f: Front, **fields: Any) -> Any:
     """A reply through the gateway, which must be a success."""
     headers = fields.pop("headers", {})
     path = fields.pop("path", "/v1/chat/completions")
-    reply = await f.post(body(**fields), path, **headers)
+    reply = await post(f, body(**fields), path, **headers)
     assert reply.status == 200, reply.body
     return reply
+
+
+async def post(f: Front, data: bytes, path: str = "/v1/chat/completions", **headers: str) -> Any:
+    """A reply through the gateway; other people's engines may take long over their first ones."""
+    pairs = [(name.replace("_", "-"), value) for name, value in headers.items()]
+    return await f.client.request("POST", f.url + path, body=data, headers=pairs, timeout_s=PATIENCE_S)
 
 
 async def direct(server: Server, path: str = "/v1/chat/completions", **fields: Any) -> Any:
     """A reply of the engine itself."""
     client = HttpClient()
     try:
-        return await client.request("POST", server.url + path, body=body(**fields), timeout_s=60.0)
+        return await client.request("POST", server.url + path, body=body(**fields), timeout_s=PATIENCE_S)
     finally:
         await client.close()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.real.asking import direct, get, gone, text, via
+from tests.real.asking import CALM, direct, get, gone, post, text, via
 from tests.real.launch import MODEL, Server, llamacpp
 from tests.support.engines import Listening, listening
 from tests.support.gateway import Front, front
@@ -34,7 +34,9 @@ def own() -> Iterator[Listening]:
 
 @asynccontextmanager
 async def alone(server: Server, **fields: Any) -> AsyncIterator[Front]:
-    async with front(instances=(InstanceSettings(name="llama", url=server.url, kind="llamacpp"),), **fields) as f:
+    async with front(
+        instances=(InstanceSettings(name="llama", url=server.url, kind="llamacpp"),), health=CALM, **fields
+    ) as f:
         yield f
 
 
@@ -83,12 +85,12 @@ def test_errors_and_odd_requests(server: Server) -> None:
         async with alone(server) as f:
             for stream in (False, True):
                 long = [{"role": "user", "content": "word " * 3000}]
-                reply = await f.post(_json(messages=long, stream=stream))
+                reply = await post(f, _json(messages=long, stream=stream))
                 assert reply.status == 400
                 error = reply.json()["error"]
                 assert error["type"] == "exceed_context_size_error"
-                assert (await f.post(_json(model="another"))).status == 404, "it would have answered as itself"
-                assert (await f.post(_json(max_tokens=0))).status == 400, "it would have made one token"
+                assert (await post(f, _json(model="another"))).status == 404, "it would have answered as itself"
+                assert (await post(f, _json(max_tokens=0))).status == 400, "it would have made one token"
             assert (await via(f, priority=5, cache_salt="x", made_up={"a": 1})).status == 200
             f.assert_idle()
 
@@ -151,7 +153,7 @@ def test_one_fleet_with_an_embedded_instance(server: Server, own: Listening) -> 
                 name="own", url=own.url, kind="embedded", aliases={MODEL: own.instance.server.model_id}, models=(MODEL,)
             ),
         )
-        async with front(instances=instances, router=RouterSettings(policy="round_robin")) as f:
+        async with front(instances=instances, health=CALM, router=RouterSettings(policy="round_robin")) as f:
             replies = await asyncio.gather(*(via(f, stream=n % 2 == 0, user=str(n)) for n in range(8)))
             assert all(text(reply) for reply in replies)
             used = [record.decision.chosen for record in f.gateway.driver.decisions]

