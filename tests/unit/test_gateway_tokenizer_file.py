@@ -86,7 +86,7 @@ def test_the_router_gets_the_exact_length() -> None:
 
     async def main() -> None:
         async with FakeUpstream(script) as upstream, front(upstream) as f:
-            f.gateway.surface.counters["m"] = TokenCounter(words)
+            f.gateway.surface.estimator.counters["m"] = TokenCounter(words)
             for _ in range(2):
                 assert (await f.post(chat(stream=False, messages=[{"role": "user", "content": "a b"}]))).status == 200
             seen = [r.decision.candidates[0].prefill_tokens for r in f.gateway.driver.decisions]

@@ -8,6 +8,12 @@ from __future__ import annotations
 import re
 import zlib
 from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from weighbridge.gateway.client_request import ClientRequest
+    from weighbridge.gateway.tokenizer_file import TokenCounter
 from typing import Any
 
 _INLINE_DATA = re.compile(rb'"data:[^;"]{0,100};base64,[^"]*"')
@@ -27,15 +33,32 @@ def inline_data(raw: bytes) -> tuple[int, int]:
 
 
 class TokenEstimator:
-    """Bytes per token of each model, a decaying average weighted by tokens. Memory is bounded by `MAX_MODELS`."""
+    """Bytes per token of each model, a decaying average weighted by tokens. Memory is bounded by `MAX_MODELS`.
 
-    def __init__(self) -> None:
+    `counters` count the prompts of the models that have a tokenizer file.
+    """
+
+    def __init__(self, counters: Mapping[str, TokenCounter] | None = None) -> None:
+        self.counters = dict(counters or {})
         self._sums: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def bytes_per_token(self, model: str) -> float:
         """The current ratio of a model."""
         sums = self._sums.get(model)
         return PRIOR_BYTES_PER_TOKEN if sums is None else sums[0] / sums[1]
+
+    def count(self, request: ClientRequest) -> int:
+        """A prompt's length: as token ids tell it, as a tokenizer file counts it, or the estimate."""
+        exact = request.exact_tokens
+        if exact is None and request.model in self.counters:
+            exact = self.counters[request.model].tokens(request)
+        return exact if exact is not None else self.tokens(request.model, request.text_bytes, request.media)
+
+    def counted(self, request: ClientRequest, prompt_tokens: int) -> None:
+        """An engine counted a prompt."""
+        self.learn(request.model, request.text_bytes, prompt_tokens)
+        if request.model in self.counters:
+            self.counters[request.model].learn(request, prompt_tokens)
 
     def tokens(self, model: str, prompt_bytes: int, media: int = 0) -> int:
         """The estimate, at least 1."""

@@ -472,6 +472,9 @@ class Flight:
         self._spent = None
         self._surface.health.request_succeeded(self.endpoint)
         self._surface.learn(self, usage)
+        kv = (self.source or self.endpoint).kv
+        if kv is not None:
+            kv.answered(self, usage)
         event = RequestFinished(
             request_id=self.id,
             output_tokens=output,

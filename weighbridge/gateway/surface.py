@@ -78,8 +78,7 @@ class Surface:
         self.tracer: Tracer | None = None
         self.auth = Authorizer(settings)
         self.choice = None if settings.selection is None else ModelChoice(settings.selection, driver)
-        self.estimator = TokenEstimator()
-        self.counters = {model: read_tokenizer(path) for model, path in settings.tokenizers.items()}
+        self.estimator = TokenEstimator({m: read_tokenizer(path) for m, path in settings.tokenizers.items()})
         self.rng = random.Random(settings.router.seed)
         self.budget = RetryBudget(settings.retry_share)
         self.quotas = Quotas()
@@ -238,10 +237,7 @@ class Surface:
     def routed(self, request: Request, principal: Principal, parsed: ClientRequest, request_id: str) -> RoutedRequest:
         """The request as the Router sees it."""
         settings = self.settings
-        exact = parsed.exact_tokens
-        if self.counters and exact is None and parsed.model in self.counters:
-            exact = self.counters[parsed.model].tokens(parsed)
-        tokens = self.estimator.tokens(parsed.model, parsed.text_bytes, parsed.media) if exact is None else exact
+        tokens = self.estimator.count(parsed)
         seed = f"{principal.tenant}\0{parsed.model}".encode()
         session = request.header(b"x-session-id")
         return RoutedRequest(
@@ -294,12 +290,7 @@ class Surface:
         parsed = flight.client_request
         if usage.prompt_tokens and parsed.exact_tokens is None and not parsed.media:
             self.stats.estimate.observe((parsed.model,), flight.routed.prompt_tokens / usage.prompt_tokens)
-            self.estimator.learn(parsed.model, parsed.text_bytes, usage.prompt_tokens)
-            if self.counters and parsed.model in self.counters:
-                self.counters[parsed.model].learn(parsed, usage.prompt_tokens)
-        computed_by = flight.source or flight.endpoint
-        if computed_by is not None and computed_by.kv is not None:
-            computed_by.kv.answered(flight, usage)
+            self.estimator.counted(parsed, usage.prompt_tokens)
 
     def attempt_failed(self, flight: Flight, reason: str) -> None:
         """One try on one engine went wrong; the request may live on."""
