@@ -141,6 +141,8 @@ class Engine:
     def _take_commands(self) -> bool:
         """Take what has come in; wait for something when there is nothing to compute. False when told to stop."""
         block = self.scheduler.idle
+        while block and self._commands.empty() and self._stepper.prepare():
+            pass
         while True:
             try:
                 command = self._commands.get(block=block)

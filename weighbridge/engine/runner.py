@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weighbridge.core.errors import ModelError
+from weighbridge.engine.host_buffers import HostBuffers
 from weighbridge.engine.model import LlamaModel
 from weighbridge.engine.sampling import Logits
 
@@ -205,13 +206,18 @@ class LlamaRunner:
         """Tokens that a slot holds."""
         return int(self._lib.llama_memory_seq_pos_max(self._memory, slot)) + 1
 
-    def save(self, slot: int) -> NDArray[np.uint8]:
-        """All KV of a slot as bytes; exact, and readable by any context of the same model and options."""
+    def save(self, slot: int, buffers: HostBuffers | None = None) -> NDArray[np.uint8]:
+        """All KV of a slot as bytes; exact, and readable by any context of the same model and options.
+
+        With `buffers` the bytes lie in a lent one.
+        """
         size = self._lib.llama_state_seq_get_size(self._context, slot)
-        data = np.empty(size, np.uint8)
+        data = np.empty(size, np.uint8) if buffers is None else buffers.take(size)
         pointer = self._ffi.cast("uint8_t *", data.ctypes.data)
         got = self._lib.llama_state_seq_get_data(self._context, pointer, size, slot)
         if got == 0:
+            if buffers is not None:
+                buffers.give_back(data)
             raise DecodeFailed(f"the KV of slot {slot} could not be saved")
         return data[:got]
 

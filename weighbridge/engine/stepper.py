@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from weighbridge.engine.counters import Counters
 from weighbridge.engine.generation import Generation, Output, Sink
+from weighbridge.engine.host_buffers import HostBuffers
 from weighbridge.engine.options import EngineOptions
 from weighbridge.engine.runner import DecodeFailed, LlamaRunner, Rows
 from weighbridge.engine.sampling import Logits, token_logprob
@@ -45,9 +46,14 @@ class Stepper:
         self._deliver = deliver
         self._swapped: dict[str, Kv] = {}
         self._saved: dict[Saved, Kv] = {}
+        self._buffers = HostBuffers(options.prefix_store_bytes // 4, options.runner.slots)
         self._prefill_s_per_token = 0.0
         self.failures_in_a_row = 0
         self._announce = scheduler.prefixes.computed if scheduler.prefixes is not None else _nothing
+
+    def prepare(self) -> bool:
+        """Use a moment without work to make memory for saves ready; False when there is nothing to do."""
+        return self._buffers.prepare()
 
     def step(self) -> None:
         """Compute one step, if there is anything to compute: decodes, deliver, prefill, deliver."""
@@ -80,11 +86,13 @@ class Stepper:
         if batch.restored:
             begun = time.perf_counter()
             for seq in batch.restored:
-                self._runner.restore(seq.slot, self._swapped.pop(str(seq.id)))
+                data = self._swapped.pop(str(seq.id))
+                self._runner.restore(seq.slot, data)
+                self._buffers.give_back(data)
             self._counters.swap_s += time.perf_counter() - begun
 
     def _swap_out(self, seq: Sequence, slot: int) -> None:
-        data = self._runner.save(slot)
+        data = self._runner.save(slot, self._buffers)
         self._swapped[str(seq.id)] = data
         self._counters.swaps += 1
         self._counters.swap_bytes += len(data)
@@ -94,14 +102,16 @@ class Stepper:
         begun = time.perf_counter()
         seq, slot, source = placement.seq, placement.slot, placement.source
         for saved in placement.drop:
-            self._saved.pop(saved, None)
+            self._buffers.give_back(self._saved.pop(saved, None))
         if placement.save is not None:
-            self._saved[placement.save] = self._runner.save(slot)
+            self._saved[placement.save] = self._runner.save(slot, self._buffers)
         if isinstance(source, Saved):
             if not self._restore(slot, source, placement.tokens):
                 return False
         elif source is not None and source != slot:
-            self._runner.restore(slot, self._runner.save(source))
+            data = self._runner.save(source, self._buffers)
+            self._runner.restore(slot, data)
+            self._buffers.give_back(data)
         self._runner.trim(slot, placement.tokens)
         if seq.preemptions == 0:
             self._counters.prefix_queries += seq.prompt_tokens
@@ -126,6 +136,8 @@ class Stepper:
         """After an error that leaves the state of the slots unknown: empty them all, and every copy."""
         if self._scheduler.prefixes is not None:
             self._scheduler.prefixes.clear()
+        for data in self._saved.values():
+            self._buffers.give_back(data)
         self._saved.clear()
         self._runner.clear()
 
@@ -275,7 +287,7 @@ class Stepper:
             return
         saved, drop = prefixes.add_saved(request.tokens[: request.kv_tokens], request.namespace)
         for old in drop:
-            self._saved.pop(old, None)
+            self._buffers.give_back(self._saved.pop(old, None))
         self._saved[saved] = np.frombuffer(request.kv, np.uint8)
         generation.imported = saved
         self._counters.transfers += 1
@@ -293,7 +305,7 @@ class Stepper:
         if generation.sampler.grammar is not None:
             generation.sampler.grammar.close()
         del self._generations[generation.request.id]
-        self._swapped.pop(generation.request.id, None)
+        self._buffers.give_back(self._swapped.pop(generation.request.id, None))
         if generation.imported is not None and self._scheduler.prefixes is not None:
             self._scheduler.prefixes.remove_saved(generation.imported)
             self._saved.pop(generation.imported, None)
