@@ -119,6 +119,33 @@ def test_a_disconnect_reaches_the_engine_through_tls(authority: Authority) -> No
     run(main())
 
 
+def test_a_renewed_certificate_is_taken_over_by_a_reload(authority: Authority) -> None:
+    async def main() -> None:
+        certificate, key = authority.issue("IP:127.0.0.1")
+
+        async def seen(port: int) -> bytes:
+            _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=authority.client_context())
+            shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+            writer.close()
+            assert isinstance(shown, bytes)
+            return shown
+
+        async with front(tls_cert=certificate, tls_key=key) as f:
+            first = await seen(f.gateway.port)
+            assert await f.gateway.reload(f.gateway.settings) == []
+            good = Path(certificate).read_bytes()
+            Path(certificate).write_text("nonsense")
+            with pytest.raises(ConfigError, match="TLS certificate"):
+                await f.gateway.reload(f.gateway.settings)
+            assert await seen(f.gateway.port) == first
+            Path(certificate).write_bytes(good)
+            authority.issue("IP:127.0.0.1")
+            assert await f.gateway.reload(f.gateway.settings) == ["renewed the TLS certificate"]
+            assert await seen(f.gateway.port) != first
+
+    run(main())
+
+
 def test_bad_certificate_files_are_one_clear_line(tmp_path: Path) -> None:
     async def main() -> None:
         (tmp_path / "bad.pem").write_text("nonsense")

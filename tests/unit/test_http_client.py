@@ -222,6 +222,9 @@ def test_a_sweep_does_not_close_a_connection_that_was_just_dialled() -> None:
             def set_write_buffer_limits(self, high: int) -> None:
                 pass
 
+            def get_extra_info(self, name: str) -> None:
+                pass
+
             def close(self) -> None:
                 self.closed = True
 

@@ -205,6 +205,7 @@ class Admin:
             "held_requests": driver.router.held_requests,
             "draining": gateway.draining,
             "event_log": str(gateway.writer.path) if gateway.writer else None,
+            "discovery_errors": gateway.discovery.errors,
             "instances": rows,
         }
 
@@ -240,6 +241,11 @@ class Admin:
         yield gauge(
             "weighbridge_http_refused", "Requests refused before they were read, 401 and malformed.", (), refused
         )
+        for name, text, value in (
+            ("weighbridge_retries", "Tries beyond the first that were allowed.", gateway.surface.budget.spent),
+            ("weighbridge_retries_refused", "Tries refused by the retry budget.", gateway.surface.budget.refused),
+        ):
+            yield gauge(name, text, (), [((), float(value))])
         guard = gateway.guard
         lag = [((), guard.lag_s)]
         yield gauge("weighbridge_event_loop_lag_seconds", "How late the event loop is, smoothed.", (), lag)

@@ -21,6 +21,7 @@ from weighbridge.gateway.driver import Driver
 from weighbridge.gateway.endpoint import Endpoint
 from weighbridge.gateway.health import Health
 from weighbridge.gateway.kv import KvIndex
+from weighbridge.gateway.listener_tls import ListenerTls
 from weighbridge.gateway.log_writer import LogWriter
 from weighbridge.gateway.loop_guard import LoopGuard
 from weighbridge.gateway.membership import Membership, check_names
@@ -83,6 +84,7 @@ class Gateway:
         self.on_reload: Callable[[], Awaitable[list[str]]] | None = None
         """Reads the configuration anew and calls `reload`; set by whoever knows where it stands."""
         self.draining = False
+        self._tls: ListenerTls | None = None
         self._flusher: asyncio.TimerHandle | None = None
 
     @property
@@ -102,7 +104,9 @@ class Gateway:
             self.writer = self.driver.writer = self._open_log(Path(settings.data_dir))
         if settings.access_log is not None:
             self.surface.access = self._open_access_log(settings.access_log)
-        context = _tls(settings)
+        if settings.tls_cert is not None:
+            self._tls = ListenerTls(settings.tls_cert, settings.tls_key)
+        context = self._tls.context if self._tls is not None else None
         try:
             await _bind(self.server, settings.host, settings.port, context)
             await _bind(self.admin_server, settings.admin_host, settings.admin_port, None)
@@ -166,6 +170,7 @@ class Gateway:
         gone = [n for n in old if n not in new and n in self.driver.endpoints]
         stay = [e for n, e in self.driver.endpoints.items() if n not in gone and n not in changed]
         check_pairs([*stay, *fresh], settings.router.binding)
+        renewed = ["renewed the TLS certificate"] if self._tls is not None and self._tls.renew() else []
         self.settings = settings
         self.surface.apply(settings)
         self.health.apply(settings.health)
@@ -175,7 +180,7 @@ class Gateway:
         for endpoint in fresh:
             self.membership.put(endpoint)
         words = [f"added {n}" if n not in old else f"replaced {n}" for n in changed]
-        return [*words, *(f"removed {n}" for n in gone), *(f"changed {n}" for n in others)]
+        return [*words, *(f"removed {n}" for n in gone), *(f"changed {n}" for n in others), *renewed]
 
     async def drain(self, timeout_s: float | None = None, unready_s: float = 0.0) -> bool:
         """Readiness turns false first, then nothing new is accepted and running requests end; True if all did.
@@ -281,15 +286,3 @@ def _salt_key(settings: GatewaySettings, environment: Mapping[str, str]) -> byte
             f"environment variable {settings.salt_env} must hold at least 16 characters", path="$.salt_env"
         )
     return secret.encode()
-
-
-def _tls(settings: GatewaySettings) -> ssl.SSLContext | None:
-    if settings.tls_cert is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"the TLS certificate cannot be read: {error}", path="$.tls_cert") from None
-    return context

@@ -147,7 +147,8 @@ class ClientConnection:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
-        self.transport.set_write_buffer_limits(0)  # type: ignore[union-attr]  # see `ServerLimits.write_buffer_bytes`
+        if transport.get_extra_info("ssl_object") is None:
+            self.transport.set_write_buffer_limits(0)  # type: ignore[union-attr]  # see `ServerLimits`
         self.idle_since = self.pool.clock()
         if self.pool.closed:
             self._abort()

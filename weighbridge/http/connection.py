@@ -25,6 +25,7 @@ LINGER: Final = 3
 CLOSED: Final = 4
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LINGER_S = 2.0
+TLS_BUFFER_BYTES = 64 * 1024
 FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect", b"upgrade"})
 
 
@@ -105,6 +106,8 @@ class ServerConnection:
         peer = transport.get_extra_info("peername")
         self._peer = str(peer[0]) if isinstance(peer, tuple) and peer else ""
         size = self.server.limits.write_buffer_bytes
+        if transport.get_extra_info("ssl_object") is not None:  # a TLS transport takes 0 for always full
+            size = max(size, TLS_BUFFER_BYTES)
         self.transport.set_write_buffer_limits(high=size, low=size // 4)  # type: ignore[union-attr]
         self.server.opened(self)
 
