@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 
 from weighbridge.core.actions import Leg
 from weighbridge.core.decision import Candidate, Decision, ShadowChoice
@@ -154,17 +155,18 @@ class Candidates:
     ) -> list[Option]:
         """One Option per instance; valid until the next call."""
         options = []
-        prompt = request.prompt_tokens
+        known, prompt = self._options, request.prompt_tokens
         if leg == "prefill":
             decode_tokens = 0
         for instance in instances:
-            option = self._options[instance.index]
-            hit = 0
-            if cached:
+            option = known[instance.index]
+            hit = cached.get(instance.index, 0) if cached else 0
+            if hit:
                 # engines reuse whole blocks of their own size, and always compute the last prompt token: its logits
                 # give the first output token
-                hit = cached.get(instance.index, 0)
-                hit = min(hit - hit % instance.block_size, prompt - 1)
+                hit -= hit % instance.block_size
+                if hit >= prompt:
+                    hit = prompt - 1
             option.cached_tokens = hit
             option.prefill_tokens = 0 if leg == "decode" else prompt - hit
             option.decode_tokens = decode_tokens
@@ -179,17 +181,24 @@ def decision(
 ) -> Decision:  # fmt: skip
     """The record of a placement: every instance of the fleet, chosen from or excluded with the reason."""
     assert choice.index is not None
-    candidates = [
-        Candidate(
-            instance=option.instance.name,
+    scores: Sequence[float | None] = choice.scores
+    if not scores:
+        scores = [None] * len(view.options)
+    elif not all(map(isfinite, choice.scores)):
+        scores = [score if isfinite(score) else None for score in choice.scores]
+    terms = choice.terms
+    candidates = []
+    for index, option in enumerate(view.options):
+        instance = option.instance
+        candidate = Candidate(
+            instance=instance.name,
             cached_tokens=option.cached_tokens,
-            prefill_tokens=option.instance.prefill_tokens + option.prefill_tokens,
-            decode_tokens=option.instance.decode_tokens + option.decode_tokens,
-            terms=_finite(choice.terms[index]) if choice.terms else NO_TERMS,
-            score=choice.scores[index] if choice.scores and _is_finite(choice.scores[index]) else None,
+            prefill_tokens=instance.prefill_tokens + option.prefill_tokens,
+            decode_tokens=instance.decode_tokens + option.decode_tokens,
+            terms=_finite(terms[index]) if terms else NO_TERMS,
+            score=scores[index],
         )
-        for index, option in enumerate(view.options)
-    ]
+        candidates.append(candidate)
     if len(view.options) < len(fleet.instances):
         seen = {option.instance.name for option in view.options}
         candidates += [
@@ -213,17 +222,11 @@ def decision(
     )
 
 
-def _is_finite(value: float) -> bool:
-    """As `math.isfinite`, but plain arithmetic where this is compiled: infinity minus itself is no number."""
-    return value - value == 0.0
-
-
 def _finite(terms: Mapping[str, float]) -> dict[str, float]:
-    """JSON has no infinity; a new dict only where there is one, since this runs for every candidate of a request."""
-    for value in terms.values():
-        if not _is_finite(value):
-            return {name: each for name, each in terms.items() if _is_finite(each)}
-    return terms if isinstance(terms, dict) else dict(terms)
+    """A copy, since the policy may use its own again; without what JSON cannot hold."""
+    if all(map(isfinite, terms.values())):
+        return dict(terms)
+    return {name: value for name, value in terms.items() if isfinite(value)}
 
 
 def _serves(instance: Instance, model: str) -> bool:
