@@ -166,7 +166,7 @@ def test_a_disconnect_ends_either_leg(leg: str) -> None:
 
 
 def test_late_parameters_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weighbridge.gateway.flight.LEASE_S", -1.0)
+    monkeypatch.setattr("weighbridge.gateway.legs.LEASE_S", -1.0)
 
     async def main() -> None:
         async with pair(prefill, answer) as (f, _, d):

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from weighbridge.core.actions import Dispatch, Reject
 from weighbridge.core.events import (
     FirstToken,
-    PrefillFinished,
     RequestCancelled,
     RequestDispatched,
     RequestFailed,
@@ -25,8 +24,7 @@ from weighbridge.core.request import Request as RoutedRequest
 from weighbridge.gateway.assemble import ENDPOINTS as ASSEMBLED
 from weighbridge.gateway.assemble import Assembler, stream_body
 from weighbridge.gateway.client_request import ClientRequest
-from weighbridge.gateway.pairs import CONCURRENT, concurrent_legs, decode_body, prefill_body
-from weighbridge.gateway.prefill import LEASE_S, PrefillLeg, give_up_kv
+from weighbridge.gateway.legs import Legs
 from weighbridge.gateway.refusal import send_reject
 from weighbridge.gateway.reply import (
     FORWARDED_ERRORS,
@@ -53,20 +51,12 @@ class Flight:
 
     __slots__ = (
         "_assembler",
-        "_bound",
         "_buffer",
         "_buffered",
-        "_headers",
-        "_params",
-        "_params_s",
         "_passing",
-        "_path",
-        "_prefill",
         "_progress_events",
         "_progress_s",
         "_scanner",
-        "_spent",
-        "_surface",
         "_usage_is_ours",
         "client_request",
         "dispatched_s",
@@ -76,12 +66,15 @@ class Flight:
         "external_id",
         "first_token_s",
         "head",
+        "headers",
         "id",
+        "legs",
+        "path",
         "record",
         "responder",
         "routed",
         "salt",
-        "source",
+        "surface",
     )
 
     def __init__(
@@ -94,19 +87,15 @@ class Flight:
         headers: bytes,
         salt: bytes | None,
     ) -> None:
-        self._surface = surface
+        self.surface = surface
         self.responder = responder
         self.client_request = client_request
         self.routed = routed
         self.id = routed.id
-        self._path = path
-        self._headers = headers
+        self.path = path
+        self.headers = headers
         self.salt = salt
-        self._prefill: PrefillLeg | None = None
-        self._params: bytes | None = None
-        self._params_s = 0.0
-        self._spent: bytes | None = None
-        self.source: Endpoint | None = None  # who computed the prompt, where that is not `endpoint`
+        self.legs: Legs | None = None
         self.endpoint: Endpoint | None = None
         self.exchange: Exchange | None = None
         self.head: ReplyHead | None = None
@@ -127,7 +116,6 @@ class Flight:
         self._progress_s = 0.0
         self._progress_events = 0
         self._assembler: Assembler | None = None
-        self._bound: tuple[Endpoint, bytes] | None = None  # who decodes next, chosen with the prefill instance
 
     # the Router's orders
 
@@ -135,31 +123,31 @@ class Flight:
         """Sends the request, or a leg of it, to its instance."""
         self._clear()
         self.first_token_s = None
-        if action.leg == "prefill":
-            self._send_prefill(action)
+        if self.legs is None and action.leg != "whole":
+            self.legs = Legs(self)
+        if self.legs is not None:
+            self.legs.begin()
+        if self.legs is not None and action.leg == "prefill":
+            self.legs.send_prefill(action)
         else:
             self._send(action)
-        self._surface.driver.feed(RequestDispatched(request_id=self.id))
+        self.surface.driver.feed(RequestDispatched(request_id=self.id))
 
     def _send(self, action: Dispatch) -> None:
-        driver = self._surface.driver
+        driver = self.surface.driver
         endpoint = self.endpoint = driver.endpoints[action.instance]
         body, self._usage_is_ours = endpoint.edit(self.client_request, action.priority, action.max_tokens, self.salt)
         if endpoint.adapter.streams_whole and not self.client_request.stream:
             body = self._ask_for_stream(body)
-        if action.leg == "decode":
-            if self._params is not None:
-                if driver.now() - self._params_s > LEASE_S:
-                    self._give_up_kv()
-                    driver.feed(self._failed_event("prefill_lease_over", retriable=True))
-                    return
-                body = self._take_params(body)
-        elif action.leg == "both":
-            decode = self._start_pair(action, body)
+        if self.legs is not None and action.leg != "whole":
+            if action.leg == "decode" and self.legs.too_old():
+                driver.feed(self.failed_event("prefill_lease_over", retriable=True))
+                return
+            decode = self.legs.start_pair(action, body) if action.leg == "both" else self.legs.take(body)
             if decode is None:
                 return
             body = decode
-        self._post(endpoint, body)
+        self.post(endpoint, body)
 
     def _ask_for_stream(self, body: bytes) -> bytes:
         if self.client_request.endpoint not in ASSEMBLED:
@@ -167,73 +155,13 @@ class Flight:
         self._assembler = Assembler()
         return stream_body(body)
 
-    def _post(self, endpoint: Endpoint, body: bytes) -> None:
+    def post(self, endpoint: Endpoint, body: bytes) -> None:
+        """Sends the request, or its decode leg, as `body`."""
         self.endpoint = endpoint
         endpoint.running += 1
-        self.dispatched_s = self._surface.driver.now()
-        payload = endpoint.request_bytes(self._path, body, self.id, self._headers)
+        self.dispatched_s = self.surface.driver.now()
+        payload = endpoint.request_bytes(self.path, body, self.id, self.headers)
         self.exchange = endpoint.open().send(payload, self)
-
-    def _take_params(self, body: bytes) -> bytes:
-        """The decode leg's body with the transfer parameters, which are good for one use."""
-        assert self._params is not None
-        self._spent, self._params = self._params, None
-        return decode_body(body, self._spent)
-
-    def _start_pair(self, action: Dispatch, body: bytes) -> bytes | None:
-        """Starts the prefill leg of a pair chosen together; the decode leg's body, or None if it must wait for it."""
-        assert action.prefill_instance is not None
-        assert self.endpoint is not None
-        prefill = self._surface.driver.endpoints[action.prefill_instance]
-        if prefill.transfer not in CONCURRENT:
-            self._bound = (self.endpoint, body)
-            self.endpoint = prefill
-            self._start_prefill(prefill, prefill_body(body, self.client_request))
-            return None
-        legs = concurrent_legs(body, self.client_request, prefill, self._surface.rng.getrandbits(63))
-        if legs is None:
-            self.endpoint = prefill
-            self._attempt_failed("bootstrap_unknown")
-            return None
-        self._start_prefill(prefill, legs.prefill, legs.headers)
-        return legs.decode
-
-    def _send_prefill(self, action: Dispatch) -> None:
-        endpoint = self.endpoint = self._surface.driver.endpoints[action.instance]
-        body, _ = endpoint.edit(self.client_request, action.priority, None, self.salt)
-        self.dispatched_s = self._surface.driver.now()
-        self._start_prefill(endpoint, prefill_body(body, self.client_request))
-
-    def _start_prefill(self, endpoint: Endpoint, body: bytes, headers: bytes = b"") -> None:
-        payload = endpoint.request_bytes(self._path, body, self.id, self._headers + headers)
-        self._prefill = PrefillLeg(endpoint, payload, self._prefill_done, self._prefill_failed)
-
-    def _prefill_done(self, params: bytes | None) -> None:
-        """The prompt is computed; the Router chooses who decodes."""
-        assert self._prefill is not None
-        self.source, self._prefill = self._prefill.endpoint, None
-        if self.source.transfer not in CONCURRENT:
-            self._params, self._params_s = params, self._surface.driver.now()
-        self._surface.driver.feed(PrefillFinished(request_id=self.id))
-        if self._bound is not None and not self.ended:
-            (endpoint, body), self._bound = self._bound, None
-            self._post(endpoint, body if params is None else self._take_params(body))
-
-    def _prefill_failed(self, error: ExchangeFailed | None, head: ReplyHead | None, body: bytes) -> None:
-        """The prompt could not be computed: nobody must wait for its KV."""
-        assert self._prefill is not None
-        at_fault, self._prefill = self._prefill.endpoint, None
-        self._detach()
-        self.endpoint = at_fault
-        if head is None:
-            if isinstance(error, ConnectFailed):
-                self._surface.health.connect_failed(at_fault)
-            self._attempt_failed(type(error).__name__)
-        elif head.status in FORWARDED_ERRORS and not self.responder.started:
-            self.responder.send_raw(*read_client_error(head, body, self.id))
-            self._failed(f"client_error_{head.status}")
-        else:
-            self._attempt_failed(f"status_{head.status}")
 
     def reject(self, action: Reject) -> None:
         """Answers the client with the Router's refusal."""
@@ -241,25 +169,25 @@ class Flight:
             return
         status, retry_after_s = action.status, action.retry_after_s
         if action.reason == "no_instance":
-            retry_after_s = self._surface.health.recovery_s(self.routed.model)
+            retry_after_s = self.surface.health.recovery_s(self.routed.model)
         if status == 502 and self.head is not None and self.head.status in (429, 503):
             status = 503  # every engine was busy, none was broken
         send_reject(
-            self.responder, status, action.reason, retry_after_s, self._surface.rng, self._surface.id_header(self.id)
+            self.responder, status, action.reason, retry_after_s, self.surface.rng, self.surface.id_header(self.id)
         )
 
     def abort(self, reason: str) -> None:
         """Stops the running attempt: its instance is gone."""
         if not self.ended:
-            self._detach()
-            self._attempt_failed(reason)
+            self.detach()
+            self.attempt_failed(reason)
 
     def client_gone(self) -> None:
         """The client disconnected: the engine must hear of it at once."""
         if not self._end("cancelled", output_tokens=self._streamed()):
             return
-        self._detach()
-        self._surface.driver.feed(RequestCancelled(request_id=self.id))
+        self.detach()
+        self.surface.driver.feed(RequestCancelled(request_id=self.id))
 
     # the engine's reply
 
@@ -297,13 +225,13 @@ class Flight:
             now = time.monotonic()
             if now - self._progress_s >= PROGRESS_S:
                 self._progress_s, self._progress_events = now, scanner.events
-                self._surface.driver.feed(TokensProgressed(request_id=self.id, output_tokens=scanner.events))
+                self.surface.driver.feed(TokensProgressed(request_id=self.id, output_tokens=scanner.events))
 
     def on_end(self) -> None:
         """The reply is complete as HTTP; whether it is as a completion is decided here."""
         self._release()
-        if self._prefill is not None:  # of a bootstrap pair: its reply carries nothing more
-            self._detach()
+        if self.legs is not None and self.legs.running:  # of a pair that began together: its reply carries nothing more
+            self.detach()
         scanner = self._scanner
         assert self.head is not None
         if scanner is None:
@@ -313,7 +241,7 @@ class Flight:
         if scanner.error is not None:
             self._forwarded_error(tail)
         elif not (scanner.done or scanner.finish):
-            self._attempt_failed("truncated")
+            self.attempt_failed("truncated")
         else:
             self.responder.end(tail)
             self._finished(usage_of(scanner.usage), scanner.events)
@@ -322,20 +250,20 @@ class Flight:
         """The connection or the framing broke."""
         endpoint = self.endpoint
         assert endpoint is not None
-        self._detach()
+        self.detach()
         if isinstance(error, ConnectFailed):
-            self._surface.health.connect_failed(endpoint)
-        self._attempt_failed(type(error).__name__)
+            self.surface.health.connect_failed(endpoint)
+        self.attempt_failed(type(error).__name__)
 
     # inside: streams
 
     def _start(self, data: bytes) -> None:
         assert self.head is not None
-        lines = reply_lines(self.head, self.id, stream=True) + self._surface.explain(self)
+        lines = reply_lines(self.head, self.id, stream=True) + self.surface.explain(self)
         self.responder.start_raw(self.head.status, lines, None, data)
 
     def _first_token(self) -> None:
-        driver = self._surface.driver
+        driver = self.surface.driver
         self.first_token_s = driver.now()
         self._progress_s = time.monotonic()
         driver.feed(FirstToken(request_id=self.id))
@@ -344,9 +272,9 @@ class Flight:
         """The engine sent its own error frame, which the client has received once."""
         if self.responder.started:
             self.responder.end(tail)
-            self._failed("error_frame")
+            self.failed("error_frame")
         else:  # withheld with an unfinished frame: nothing was sent
-            self._attempt_failed("error_frame")
+            self.attempt_failed("error_frame")
 
     # inside: whole replies
 
@@ -362,15 +290,15 @@ class Flight:
             self._first_token()
         elif assembler.frames > self._progress_events and now - self._progress_s >= PROGRESS_S:
             self._progress_s, self._progress_events = now, assembler.frames
-            self._surface.driver.feed(TokensProgressed(request_id=self.id, output_tokens=assembler.frames))
+            self.surface.driver.feed(TokensProgressed(request_id=self.id, output_tokens=assembler.frames))
 
     def _assembled(self, assembler: Assembler) -> None:
         assert self.head is not None
         if not assembler.complete:
-            self._attempt_failed("error_frame" if assembler.error else "truncated")
+            self.attempt_failed("error_frame" if assembler.error else "truncated")
             return
         body = assembler.body()
-        lines = assembled_lines(self.head, self.id) + self._surface.explain(self)
+        lines = assembled_lines(self.head, self.id) + self.surface.explain(self)
         self.responder.send_raw(200, lines, body)
         self._finished(usage_of_body(body), assembler.frames)
 
@@ -389,7 +317,7 @@ class Flight:
                 self._cut(BadReply("an error reply is too large", reply_begun=True))
                 return
             self._passing = True
-            lines = reply_lines(self.head, self.id) + self._surface.explain(self)
+            lines = reply_lines(self.head, self.id) + self.surface.explain(self)
             self.responder.start_raw(self.head.status, lines, self.head.length, b"".join(self._buffer))
             self._buffer = []
 
@@ -406,27 +334,28 @@ class Flight:
         pieces = self._buffer
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if head.status < 400:
-            lines = reply_lines(head, self.id) + self._surface.explain(self)
+            lines = reply_lines(head, self.id) + self.surface.explain(self)
             self.responder.send_raw(head.status, lines, body)
             self._finished(usage_of_body(body), 0)
         elif head.status in FORWARDED_ERRORS:
             # the request is at fault, the engine is fine: the client gets the engine's own words
             self.responder.send_raw(*read_client_error(head, body, self.id))
-            self._failed(f"client_error_{head.status}")
+            self.failed(f"client_error_{head.status}")
         else:
-            self._attempt_failed(f"status_{head.status}")
+            self.attempt_failed(f"status_{head.status}")
 
     # inside: ends
 
-    def _attempt_failed(self, reason: str) -> None:
+    def attempt_failed(self, reason: str) -> None:
         """The engine failed. The Router decides about another try if the client has seen nothing."""
         assert self.endpoint is not None
-        self._give_up_kv()
-        self._surface.attempt_failed(self, reason)
-        self._surface.health.request_failed(self.endpoint, reason)
+        if self.legs is not None:
+            self.legs.give_up_kv()
+        self.surface.attempt_failed(self, reason)
+        self.surface.health.request_failed(self.endpoint, reason)
         if not self.responder.started:
-            if self._surface.budget.take():
-                self._surface.driver.feed(self._failed_event(reason, retriable=True))
+            if self.surface.budget.take():
+                self.surface.driver.feed(self.failed_event(reason, retriable=True))
             else:
                 self._give_up(reason)
             return
@@ -434,30 +363,32 @@ class Flight:
             self.responder.end(error_frame(self._scanner.partial))
         else:
             self.responder.abort()
-        self._failed(reason)
+        self.failed(reason)
 
     def _give_up(self, reason: str) -> None:
         """No try is left in the fleet's retry budget: most of the fleet is failing, and more load would not help."""
-        event = self._failed_event(reason, retriable=False)
+        event = self.failed_event(reason, retriable=False)
         if self._end("rejected", detail="retry_budget"):
-            rng, names = self._surface.rng, self._surface.id_header(self.id)
+            rng, names = self.surface.rng, self.surface.id_header(self.id)
             send_reject(self.responder, 503, "retry_budget", 1.0, rng, names)
-            self._surface.driver.feed(event)
+            self.surface.driver.feed(event)
 
-    def _failed_event(self, reason: str, *, retriable: bool) -> RequestFailed:
+    def failed_event(self, reason: str, *, retriable: bool) -> RequestFailed:
+        """What the Router is told of an attempt that went wrong."""
         assert self.endpoint is not None
         return RequestFailed(request_id=self.id, instance=self.endpoint.name, reason=reason, retriable=retriable)
 
     def _cut(self, error: ExchangeFailed) -> None:
         """Gives up an exchange whose reply cannot be used."""
-        self._detach()
-        self._attempt_failed(type(error).__name__)
+        self.detach()
+        self.attempt_failed(type(error).__name__)
 
-    def _failed(self, reason: str) -> None:
+    def failed(self, reason: str) -> None:
+        """The request ends badly and nothing more is tried."""
         assert self.endpoint is not None
         outcome = "client_error" if reason.startswith("client_error") else "failed"
         if self._end(outcome, detail=reason, output_tokens=self._streamed()):
-            self._surface.driver.feed(self._failed_event(reason, retriable=False))
+            self.surface.driver.feed(self.failed_event(reason, retriable=False))
 
     def _streamed(self) -> int:
         """Output that the client has received so far: leaving early is not a way to use engines for nothing."""
@@ -469,9 +400,10 @@ class Flight:
         if not self._end("ok", usage=usage, output_tokens=output):
             return
         assert self.endpoint is not None
-        self._spent = None
-        self._surface.health.request_succeeded(self.endpoint)
-        self._surface.learn(self, usage)
+        if self.legs is not None:
+            self.legs.used()
+        self.surface.health.request_succeeded(self.endpoint)
+        self.surface.learn(self, usage)
         kv = (self.source or self.endpoint).kv
         if kv is not None:
             kv.answered(self, usage)
@@ -481,32 +413,29 @@ class Flight:
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
         )
-        self._surface.driver.feed(event)
+        self.surface.driver.feed(event)
 
     def _end(self, outcome: str, detail: str = "", usage: Usage | None = None, output_tokens: int = 0) -> bool:
         """Marks the one end; False if it had come already."""
         if self.ended:
             return False
         self.ended = True
-        self._surface.ended(self, outcome, detail, usage or NONE_TOLD, output_tokens)
+        self.surface.ended(self, outcome, detail, usage or NONE_TOLD, output_tokens)
         return True
 
-    def _detach(self) -> None:
-        if self._prefill is not None:
-            self._prefill.cancel()
-            self._prefill = None
-        self._give_up_kv()
+    @property
+    def source(self) -> Endpoint | None:
+        """Who computed the prompt, where that is not `endpoint`."""
+        return None if self.legs is None else self.legs.source
+
+    def detach(self) -> None:
+        """Lets go of the engines: what runs there for this request is cut."""
+        if self.legs is not None:
+            self.legs.stop()
         if self.exchange is not None:
             exchange = self.exchange
             self._release()
             exchange.cancel()
-
-    def _give_up_kv(self) -> None:
-        """The KV of a finished prefill leg will not be used: it need not wait for its lease to run out."""
-        params = self._params or self._spent
-        self._params = self._spent = None
-        if params is not None and self.source is not None:
-            give_up_kv(self.source, params)
 
     def _release(self) -> None:
         if self.exchange is not None:
