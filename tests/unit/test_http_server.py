@@ -373,6 +373,17 @@ def test_upgrade_is_ignored() -> None:
     assert b"hi" in reply
 
 
+@pytest.mark.parametrize("connection", [b"", b"connection: keep-alive\r\n", b"connection: upgrade\r\n"])
+def test_an_upgrade_that_no_connection_header_names_is_an_ordinary_request(connection: bytes) -> None:
+    wire = b"POST /echo HTTP/1.1\r\nhost: a\r\nupgrade: websocket\r\n" + connection
+    for body in (b"content-length: 3\r\n\r\nabc", b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"):
+        reply = exchange(wire + body + b"GET /ok HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        assert reply.count(b"HTTP/1.1 200") == 2
+        assert b"\r\n\r\nabcHTTP" in reply
+    reply = exchange(b"GET /ok HTTP/1.1\r\nhost: a\r\nupgrade: h2c\r\nconnection: close\r\n\r\n")
+    assert b"connection: close" in reply
+
+
 def test_drain_lets_running_requests_end() -> None:
     async def main() -> None:
         gate = asyncio.Event()

@@ -208,6 +208,8 @@ class ServerConnection:
             self._stop(400, "HTTP/1.0 has no chunked bodies.")
         if self._hosts > 1 or (self._hosts == 0 and version == "1.1"):
             self._stop(400, "A request needs exactly one Host header.")
+        # without `Connection: upgrade` the header means nothing, and the parser will not stop for it
+        self._upgrade = self._upgrade and parser.should_upgrade()
         request = Request(
             method,
             self._target,
