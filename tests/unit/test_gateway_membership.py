@@ -77,9 +77,11 @@ def test_a_reload_adds_and_removes_in_one_go_and_counts_refusals() -> None:
             assert changes == ["added i2", "removed i1", "changed max_loop_lag_s"]
             await until(lambda: set(f.gateway.driver.endpoints) == {"i0", "i2", "by-hand"})
             await until(lambda: all(e.up for e in f.gateway.driver.endpoints.values()))
+            assert await f.gateway.remove_instance("i2")
+            assert await f.gateway.reload(f.gateway.settings) == ["added i2"]
             metrics = (await f.get("/metrics", admin=True)).body.decode()
             assert 'weighbridge_config_reloads_total{result="refused"} 3.0' in metrics
-            assert 'weighbridge_config_reloads_total{result="ok"} 1.0' in metrics
+            assert 'weighbridge_config_reloads_total{result="ok"} 2.0' in metrics
 
     run(main())
 

@@ -164,8 +164,10 @@ class Gateway:
             if name not in old and name in self.driver.endpoints:
                 raise ConfigError(f"an instance named {name!r} exists already", path="$.instances")
         dialled = settings.client != self.settings.client
-        changed = [n for n, i in new.items() if old.get(n) != i or (dialled and i.client is None)]
+        here = self.driver.endpoints  # one that was removed by hand and still stands in the file comes back
+        changed = [n for n, i in new.items() if old.get(n) != i or n not in here or (dialled and i.client is None)]
         fresh = [self.membership.endpoint(new[n], settings.client) for n in changed]
+        words = [f"replaced {n}" if n in here else f"added {n}" for n in changed]
         others = [n for n in SWAPPED if getattr(settings, n) != getattr(self.settings, n)]
         gone = [n for n in old if n not in new and n in self.driver.endpoints]
         stay = [e for n, e in self.driver.endpoints.items() if n not in gone and n not in changed]
@@ -179,7 +181,6 @@ class Gateway:
             self.membership.remove(name)
         for endpoint in fresh:
             self.membership.put(endpoint)
-        words = [f"added {n}" if n not in old else f"replaced {n}" for n in changed]
         return [*words, *(f"removed {n}" for n in gone), *(f"changed {n}" for n in others), *renewed]
 
     async def drain(self, timeout_s: float | None = None, unready_s: float = 0.0) -> bool:
