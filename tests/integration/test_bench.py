@@ -238,3 +238,11 @@ def test_records_are_copied_to_parquet_at_the_end(tmp_path: Path) -> None:
     kept = sorted(read_records(tmp_path / "requests.jsonl"), key=lambda r: r.id)
     assert sorted(read_any(copy), key=lambda r: r.id) == kept
     assert len(kept) == 20
+
+
+def test_a_gateway_that_explains_itself_gives_each_instance_its_share(tmp_path: Path) -> None:
+    with running(Behaviour(ttft=0.01, tpot=0.001)) as (url, _):
+        assert run(url, tmp_path / "a").report["share_by_instance"] == {}
+        explained = run(url, tmp_path / "b", headers=("x-weighbridge-explain=1",))
+    assert explained.report["share_by_instance"] == {"exact": 1.0}
+    assert all(record.router == {} for record in explained.result.records)

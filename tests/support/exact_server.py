@@ -180,7 +180,8 @@ class _Stream:
         if not self.sent:
             self.server.late.append(time.monotonic() - self.begin - self.ttft)
         if not self.sent and not b.empty_first:
-            responder.start_sse()
+            explained = responder.request.header(b"x-weighbridge-explain") == b"1"
+            responder.start_sse([("x-weighbridge-decision", '{"chosen":"exact"}')] if explained else [])
         if b.cut_every and self.number % b.cut_every == 0 and self.sent:
             responder.abort()
             return

@@ -183,7 +183,7 @@ class Call:
             warmup=planned.warmup,
             router=_router(head),
         )
-        record.instance = str(record.router.get("instance", ""))
+        record.instance = str(record.router.get("instance", "")) or _chosen(record.router.pop("decision", ""))
         self._on_done(self, record)
 
     def _since(self, moment: float) -> float | None:
@@ -207,6 +207,18 @@ def _router(head: ReplyHead | None) -> dict[str, float | str]:
             except ValueError:
                 out[name[len(ROUTER_PREFIX) :].decode()] = text
     return out
+
+
+class _Decision(msgspec.Struct):
+    chosen: str = ""
+
+
+def _chosen(decision: float | str) -> str:
+    """The instance in a decision that our gateway explained; empty where it is none."""
+    try:
+        return msgspec.json.decode(str(decision), type=_Decision).chosen
+    except msgspec.MsgspecError:
+        return ""
 
 
 def _message(body: bytes) -> str:

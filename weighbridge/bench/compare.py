@@ -21,15 +21,19 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One thing that is compared; `open` gives its URL for the length of one run."""
+    """One thing that is compared; `open` gives its URL for the length of one run, `headers` go with every request."""
 
     name: str
     open: Callable[[], AbstractContextManager[str]]
+    headers: tuple[str, ...] = ()
 
 
 def policy_arms(names: Sequence[str], config: Path | None) -> list[Arm]:
-    """A gateway per policy, started afresh for every run, over the fleet of one configuration."""
-    return _distinct([Arm(name, partial(gateway, config, name)) for name in names])
+    """A gateway per policy, started afresh for every run, over the fleet of one configuration.
+
+    Every request asks where it went, so that the reports show each instance's share.
+    """
+    return _distinct([Arm(name, partial(gateway, config, name), ("x-weighbridge-explain=1",)) for name in names])
 
 
 def server_arms(texts: Sequence[str]) -> list[Arm]:
@@ -73,7 +77,7 @@ def compare(arms: Sequence[Arm], options: RunOptions, repeats: int, folder: Path
             say(f"{arm.name}, repeat {repeat + 1} of {repeats}")
             with arm.open() as url:
                 out = folder / f"{_plain(arm.name)}-{repeat}"
-                measured = measure(replace(options, url=url, seed=seed, out=out))
+                measured = measure(replace(options, url=url, seed=seed, out=out, headers=options.headers + arm.headers))
             if measured.result.stopped:
                 raise KeyboardInterrupt
             reports[arm.name].append(measured.report)
@@ -90,9 +94,16 @@ def compare(arms: Sequence[Arm], options: RunOptions, repeats: int, folder: Path
         "verdicts": verdicts,
         "table": paired(rows),
         "runs": rows,
+        "shares": {name: _mean_shares(found) for name, found in reports.items()},
         "folder": str(folder),
         "provenance": first["provenance"],
     }
+
+
+def _mean_shares(reports: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Mean share of the requests that each instance served; empty where the server does not tell."""
+    names = sorted({name for report in reports for name in report["share_by_instance"]})
+    return {n: sum(r["share_by_instance"].get(n, 0.0) for r in reports) / len(reports) for n in names}
 
 
 def _plain(name: str) -> str:
@@ -124,6 +135,9 @@ def print_comparison(found: dict[str, Any], console: Any) -> None:
                 cells.append(_difference(entry["difference"][name], name))
         table.add_row(name.removesuffix("_per_s").removesuffix("_s").replace("_", " "), *cells)
     console.print(table)
+    for arm, shares in found["shares"].items():
+        if shares:
+            console.print(f"{arm}: " + "  ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items()))
     console.print("* the interval does not hold 0; differences are paired by schedule", style="dim")
     invalid = sum(word != "VALID" for words in found["verdicts"].values() for word in words)
     if invalid:
