@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
-_JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+from weighbridge.commands._flags import takes
+from weighbridge.commands._plan_flags import FleetSearchFlags, KvFlags, StabilityFlags
 
 
 def register(app: typer.Typer) -> None:
@@ -19,139 +17,85 @@ def register(app: typer.Typer) -> None:
     app.add_typer(plan, name="plan")
 
 
-def _kv(
-    layers: Annotated[int, typer.Option(help="Layers that keep a KV cache.")] = 32,
-    kv_heads: Annotated[int, typer.Option(help="KV heads per layer (not query heads).")] = 8,
-    head_dim: Annotated[int, typer.Option(help="Elements per head.")] = 128,
-    window: Annotated[int | None, typer.Option(help="Sliding window in tokens, all layers.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A Hugging Face config.json instead of the numbers.")] = None,
-    gguf: Annotated[Path | None, typer.Option(help="A GGUF file instead of the numbers.")] = None,
-    dtype_bytes: Annotated[int | None, typer.Option(help="Bytes per cached number.")] = None,
-    kv_dtype: Annotated[str | None, typer.Option(help="f32, f16, bf16, fp8, int8 or a ggml type such as q8_0.")] = None,
-    scale_bytes: Annotated[int, typer.Option(help="Bytes of scales per head and token of a quantised cache.")] = 0,
-    tokens: Annotated[
-        int | None, typer.Option(help="Tokens per sequence. Default: 8192, or the model's context.")
-    ] = None,
-    sequences: Annotated[int | None, typer.Option(help="Sequences alive at once.")] = None,
-    shared_prefix: Annotated[int, typer.Option(help="Leading tokens that all sequences share.")] = 0,
-    block_size: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
-    tp: Annotated[int, typer.Option(help="Tensor-parallel devices.")] = 1,
-    memory: Annotated[
-        str | None, typer.Option(help="Memory of one device, e.g. 24GiB: how many sequences fit?")
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="Bytes of all weights. Default: read from the model's files.")
-    ] = None,
-    reserve: Annotated[str, typer.Option(help="Memory kept for activations and the framework, per device.")] = "0",
-    json: _JSON = False,
-) -> None:
+@takes(KvFlags)
+def _kv(flags: KvFlags) -> None:
     """Bytes of the KV cache, and how many sequences fit a memory. Whole numbers; KiB = 2^10, GiB = 2^30."""
     from weighbridge.plan import kv as kv_module
     from weighbridge.plan.kv_report import KvQuestion, answer, print_answer
 
     stored = None
-    if kv_dtype is not None:
-        stored = kv_module.kv_format(kv_dtype, scale_bytes)
-    elif dtype_bytes is not None:
-        stored = kv_module.kv_bytes_format(dtype_bytes, scale_bytes)
+    if flags.kv_dtype is not None:
+        stored = kv_module.kv_format(flags.kv_dtype, flags.scale_bytes)
+    elif flags.dtype_bytes is not None:
+        stored = kv_module.kv_bytes_format(flags.dtype_bytes, flags.scale_bytes)
     question = KvQuestion(
-        layers=layers,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        window=window,
-        config=config,
-        gguf=gguf,
+        layers=flags.layers,
+        kv_heads=flags.kv_heads,
+        head_dim=flags.head_dim,
+        window=flags.window,
+        config=flags.config,
+        gguf=flags.gguf,
         stored=stored,
-        tokens=tokens,
-        sequences=sequences,
-        shared_tokens=shared_prefix,
-        block_tokens=block_size,
-        tensor_parallel=tp,
-        memory=memory,
-        weights=weights,
-        reserve=reserve,
+        tokens=flags.tokens,
+        sequences=flags.sequences,
+        shared_tokens=flags.shared_prefix,
+        block_tokens=flags.block_size,
+        tensor_parallel=flags.tp,
+        memory=flags.memory,
+        weights=flags.weights,
+        reserve=flags.reserve,
     )
-    print_answer(answer(question), as_json=json)
+    print_answer(answer(question), as_json=flags.json)
 
 
-def _stability(
-    rate: Annotated[float, typer.Option(help="Requests per second over the whole fleet.")],
-    prompt: Annotated[str, typer.Option("--input", help="Prompt tokens: a mean, or a form such as exp:500.")] = "500",
-    output: Annotated[str, typer.Option(help="Output tokens, likewise.")] = "150",
-    trace: Annotated[Path | None, typer.Option(help="Take the lengths of this trace instead.")] = None,
-    profile: Annotated[Path | None, typer.Option(help="Profile with step terms and limits.")] = None,
-    step_time: Annotated[float | None, typer.Option(help="Constant seconds per step, without a profile.")] = None,
-    budget: Annotated[int | None, typer.Option(help="Token budget per step. Default: the profile's, or 2048.")] = None,
-    kv_tokens: Annotated[int | None, typer.Option(help="KV capacity in tokens. Default: the profile's.")] = None,
-    max_sequences: Annotated[int | None, typer.Option(help="Largest batch. Default: the profile's.")] = None,
-    instances: Annotated[int, typer.Option(help="Equal instances that share the load.")] = 1,
-    json: _JSON = False,
-) -> None:
+@takes(StabilityFlags)
+def _stability(flags: StabilityFlags) -> None:
     """Whether a load can be sustained, which limit binds first, and the head-room."""
     from weighbridge.plan.stability_report import answer, print_answer
 
     result = answer(
-        rate=rate,
-        prompt=prompt,
-        output=output,
-        trace=trace,
-        profile=profile,
-        step_time=step_time,
-        budget=budget,
-        kv_tokens=kv_tokens,
-        max_sequences=max_sequences,
-        instances=instances,
+        rate=flags.rate,
+        prompt=flags.prompt,
+        output=flags.output,
+        trace=flags.trace,
+        profile=flags.profile,
+        step_time=flags.step_time,
+        budget=flags.budget,
+        kv_tokens=flags.kv_tokens,
+        max_sequences=flags.max_sequences,
+        instances=flags.instances,
     )
-    print_answer(result, as_json=json)
+    print_answer(result, as_json=flags.json)
 
 
-def _fleet(
-    trace: Annotated[Path, typer.Option(help="The traffic to serve: a trace file.")],
-    profile: Annotated[
-        list[str], typer.Option(help="Profile file of a kind of instance, or a preset; may be repeated.")
-    ],
-    slo: Annotated[str, typer.Option(help="ttft=1.0,tpot=0.05,e2e=10 in seconds.")],
-    attainment: Annotated[float, typer.Option(help="Share of all requests that must meet the SLO.")] = 0.95,
-    policy: Annotated[str, typer.Option(help="Policies to size for, separated by commas.")] = "calibrated,round_robin",
-    price: Annotated[list[float] | None, typer.Option(help="Price per hour, one for each --profile.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Requests per second. Default: the trace's own.")] = None,
-    growth: Annotated[str, typer.Option(help="What-if factors on the rate, e.g. 1,1.5,2.")] = "1",
-    split: Annotated[bool, typer.Option("--split", help="Prefill and decode on instances of their own.")] = False,
-    requests: Annotated[int, typer.Option(help="Requests of one simulation.")] = 5000,
-    seeds: Annotated[int, typer.Option(help="Seeds of the search, and as many fresh ones for the check.")] = 3,
-    kv_blocks: Annotated[int | None, typer.Option(help="KV blocks of an instance. Default: the profile's.")] = None,
-    max_instances: Annotated[int, typer.Option(help="Largest fleet to consider.")] = 256,
-    seconds: Annotated[float, typer.Option(help="Time for the whole answer.")] = 110.0,
-    jobs: Annotated[int | None, typer.Option(help="Processes. Default: all cores.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Write attainment by size as SVG.")] = None,
-    json: _JSON = False,
-) -> None:
+@takes(FleetSearchFlags)
+def _fleet(flags: FleetSearchFlags) -> None:
     """The smallest fleet that holds an SLO on a trace, per policy, by simulation over seeds."""
     from rich.console import Console
 
     from weighbridge.plan.fleet_report import FleetFlags, answer, print_answer
 
-    flags = FleetFlags(
-        trace=trace,
-        profiles=tuple(profile),
-        slo=slo,
-        attainment=attainment,
-        policies=policy,
-        prices=tuple(price or ()),
-        rate=rate,
-        growth=growth,
-        split=split,
-        requests=requests,
-        seeds=seeds,
-        kv_blocks=kv_blocks,
-        max_instances=max_instances,
-        seconds=seconds,
-        jobs=jobs,
+    question = FleetFlags(
+        trace=flags.trace,
+        profiles=tuple(flags.profile),
+        slo=flags.slo,
+        attainment=flags.attainment,
+        policies=flags.policy,
+        prices=tuple(flags.price),
+        rate=flags.rate,
+        growth=flags.growth,
+        split=flags.split,
+        requests=flags.requests,
+        seeds=flags.seeds,
+        kv_blocks=flags.kv_blocks,
+        max_instances=flags.max_instances,
+        seconds=flags.seconds,
+        jobs=flags.jobs,
     )
     console = Console(stderr=True)
-    if json or not console.is_terminal:
-        found = answer(flags)
+    if flags.json or not console.is_terminal:
+        found = answer(question)
     else:
         with console.status("reading the trace") as status:
-            found = answer(flags, status.update)
-    print_answer(found, as_json=json, picture_path=picture)
+            found = answer(question, status.update)
+    print_answer(found, as_json=flags.json, picture_path=flags.picture)
