@@ -83,10 +83,14 @@ def scanner(data: bytes) -> None:
 
 def splice(data: bytes) -> None:
     """Edits of a valid object mean the edit and nothing else; anything else is refused with 400."""
-    try:
-        parsed = ClientRequest("chat", data, RequestLimits())
-    except RequestError as error:
-        assert error.status == 400
+    parsed = None
+    for endpoint in ("completions", "embeddings", "responses", "tokenize", "chat"):
+        try:
+            parsed = ClientRequest(endpoint, data, RequestLimits())
+        except RequestError as error:
+            assert error.status == 400
+            parsed = None
+    if parsed is None:
         return
     assert parsed.body == data
     try:

@@ -54,6 +54,10 @@ def test_completion_prompts() -> None:
             complete(bad)
         assert (caught.value.status, caught.value.param) == (400, "prompt")
     assert complete([1, 2.0]).exact_tokens == 2
+    for literal in ("1" * 6000, "1e999", "-1e999", "[" * 300):
+        with pytest.raises(RequestError) as caught:
+            ClientRequest("completions", f'{{"model":"m","prompt":[{literal}]}}'.encode(), LIMITS)
+        assert caught.value.status == 400
     for big in ([10**22], [[1], [2**31]]):
         with pytest.raises(RequestError, match="no vocabulary"):
             complete(big)

@@ -105,12 +105,15 @@ class ClientRequest:
         """The first prompt's bytes; token ids are counted exactly."""
         if raw[:1] == b'"':
             return raw[1:-1]
-        shape: Any = msgspec.json.decode(raw)
         bad = RequestError(
             "`prompt` must be a string, a list of strings, a list of token ids or a list of such lists, and not empty.",
             param="prompt",
             code="invalid_type",
         )
+        try:
+            shape: Any = msgspec.json.decode(raw)
+        except (msgspec.DecodeError, RecursionError):  # numbers beyond any machine's are no JSON error before
+            raise bad from None
         if not isinstance(shape, list) or not shape:
             raise bad
         if len(shape) > limits.max_prompts and not isinstance(shape[0], int):
