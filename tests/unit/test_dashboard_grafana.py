@@ -52,6 +52,18 @@ def test_every_metric_of_the_rules_exists_and_every_rule_says_what_to_do() -> No
         assert rule["annotations"]["action"].startswith("weighbridge ")
 
 
+OUTCOMES = ("ok", "failed", "cancelled", "client_error", "rejected_no_instance", "rejected_queue_full", "refused_400")
+
+
+def test_outcomes_are_spelled_as_the_gateway_spells_them() -> None:
+    """A pattern in PromQL must match the whole value."""
+    texts = [rule["expr"] for rule in rules()] + [t["expr"] for p in board()["panels"] for t in p["targets"]]
+    patterns = [part for text in texts for part in re.findall(r'outcome(?:=~|=)"([^"]+)"', text)]
+    assert patterns
+    for alternative in (each for pattern in patterns for each in pattern.split("|")):
+        assert any(re.fullmatch(alternative, outcome) for outcome in OUTCOMES), alternative
+
+
 def test_panels_do_not_overlap_and_each_explains_itself() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in board()["panels"]:

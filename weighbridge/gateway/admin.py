@@ -241,11 +241,9 @@ class Admin:
         yield gauge(
             "weighbridge_http_refused", "Requests refused before they were read, 401 and malformed.", (), refused
         )
-        for name, text, value in (
-            ("weighbridge_retries", "Tries beyond the first that were allowed.", gateway.surface.budget.spent),
-            ("weighbridge_retries_refused", "Tries refused by the retry budget.", gateway.surface.budget.refused),
-        ):
-            yield gauge(name, text, (), [((), float(value))])
+        spent, denied = [((), float(gateway.surface.budget.spent))], [((), float(gateway.surface.budget.refused))]
+        yield gauge("weighbridge_retries", "Tries beyond the first that were allowed.", (), spent)
+        yield gauge("weighbridge_retries_refused", "Tries refused by the retry budget.", (), denied)
         guard = gateway.guard
         lag = [((), guard.lag_s)]
         yield gauge("weighbridge_event_loop_lag_seconds", "How late the event loop is, smoothed.", (), lag)
