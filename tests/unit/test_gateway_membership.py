@@ -286,8 +286,8 @@ def test_retry_after_is_the_soonest_recovery() -> None:
 
 def test_the_guard_forgives_one_pause_and_ends_below_half() -> None:
     guard = LoopGuard(0.2)
-    guard.observe(0.6)
-    assert not guard.shedding
+    guard.observe(60.0)
+    assert not guard.shedding, "a stopped process, a sleeping laptop"
     for _ in range(20):
         guard.observe(0.4)
     assert guard.shedding

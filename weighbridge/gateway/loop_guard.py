@@ -37,7 +37,7 @@ class LoopGuard:
 
     def observe(self, late_s: float) -> None:
         """Takes one measurement of lateness."""
-        self.lag_s += WEIGHT * (late_s - self.lag_s)
+        self.lag_s += WEIGHT * (min(late_s, 2 * self.bound_s) - self.lag_s)  # however long, one pause is one pause
         self.shedding = self.lag_s > (self.bound_s / 2 if self.shedding else self.bound_s)
 
     def _tick(self) -> None:
