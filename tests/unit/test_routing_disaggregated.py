@@ -127,3 +127,15 @@ def test_without_a_decode_instance_nothing_can_start() -> None:
     assert router.handle(arrived("r"), 1.0) == [
         Reject(request_id="r", status=503, reason="no_instance", retry_after_s=1.0)
     ]
+
+
+def test_a_prefill_reply_read_after_the_first_token_starts_no_second_decode_leg() -> None:
+    router = fleet(binding="early")
+    (action,) = router.handle(arrived("r"), 0.0)
+    assert isinstance(action, Dispatch)
+    assert action.leg == "both"
+    assert router.handle(FirstToken(request_id="r"), 0.1) == []
+    assert router.handle(PrefillFinished(request_id="r"), 0.2) == []
+    assert router.fleet.charges["r"].instance.name == action.instance
+    router.handle(RequestFinished(request_id="r", output_tokens=3), 0.3)
+    assert all(i.kv_tokens == i.in_flight == 0 for i in router.fleet)

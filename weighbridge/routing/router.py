@@ -201,8 +201,8 @@ class Router:
         if self.settings.correct and charge.live and charge.prefill_left:
             self._correction.first_token(charge, charge.prefill_left, now_s)
         self.fleet.prefilled(event.request_id, now_s)
-        if live.request.id in self.fleet.sources:
-            return self._moved(now_s)
+        if live.request.id in self.fleet.sources or charge.instance.spec.role != "prefill":
+            return self._moved(now_s)  # its decode leg runs already, perhaps since before this reply was read
         self.fleet.hand_off(event.request_id)
         pool = self._placing.candidates.pool(live.request.model)
         usable = self._placing.candidates.usable(live.request, pool, pool.decode, live.failed_on)
