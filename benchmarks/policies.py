@@ -4,7 +4,7 @@
     python benchmarks/policies.py table results.jsonl
 
 `run` appends one JSON line per simulation and skips those that are there already, so it can be stopped and resumed.
-Azure regimes need `--traces DIR` with the public 2023 traces. `table` prints Markdown: per regime the best baseline
+Recorded regimes need `--traces DIR` with the public traces. `table` prints Markdown: per regime the best baseline
 (the best mean over the seeds), the paired difference of `calibrated` with its standard error and worst seed, P99 TTFT
 and TPOT over all served requests, and the shed rate.
 """
@@ -23,12 +23,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.prefix_regimes import PREFIX_REGIMES, mooncake_run
 from weighbridge.sim import fleet as fleets
 from weighbridge.sim.cost_runner import Disturbance
 from weighbridge.sim.fleet import Fault
 from weighbridge.sim.lab import REGIMES, azure_run
 from weighbridge.sim.runs import Generated, Run, run
-from weighbridge.workload.prefixes import PrefixLevel, PrefixTree
 
 BASELINES = (
     "round_robin",
@@ -102,18 +102,25 @@ EXTRA: dict[str, Callable[..., Run]] = {
     "8/mixed, one slows 3x unannounced": with_fault("8/mixed", Fault(60.0, "slow", "i3", 3.0)),
     "8/mixed, one dies": with_fault("8/mixed", Fault(60.0, "fail", "i3"), Fault(100.0, "start", "i3")),
     "8/mixed, two tenants, one floods": varied("8/mixed", 1.1, tenants=(("flood", 9.0), ("small", 1.0))),
-    "8/chat, one prefix of 512 for all": varied("8/chat", 1.0, prefixes=PrefixTree((PrefixLevel(1, 512),))),
-    "8/chat, 200 prefixes of 1,024": varied("8/chat", 0.8, prefixes=PrefixTree((PrefixLevel(200, 1_024, 1.0),))),
 }
 SIZES = {f"{n} instances, rate of 8/mixed": sized(n) for n in range(5, 11)}
+RECORDED_SIZES = {
+    f"{n} instances, {trace}": (trace, n) for trace in ("azure-conversation", "mooncake") for n in range(5, 11)
+}
 
 
 def build(name: str, policy: str, seed: int, traces: Path | None, seconds: float | None) -> Run:
-    if name in AZURE:
+    recorded, count = RECORDED_SIZES.get(name, (name.removeprefix("8/"), 8))
+    if recorded == "mooncake" or f"8/{recorded}" in AZURE:
         if traces is None:
             raise SystemExit(f"{name} needs --traces")
-        file, rate = AZURE[name]
-        return azure_run(str(traces / file), rate, policy, seed, label=name)
+        if recorded == "mooncake":
+            return replace(mooncake_run(traces, policy, seed, count=count), label=name)
+        file, rate = AZURE[f"8/{recorded}"]
+        one = azure_run(str(traces / file), rate, policy, seed, label=name)
+        return replace(one, fleet=fleets.mixed(count))
+    if name in PREFIX_REGIMES:
+        return replace(PREFIX_REGIMES[name](policy, seed), label=name)
     make = EXTRA.get(name) or SIZES.get(name) or at_load(name, 1.0)
     one = make(policy, seed)
     if seconds is not None and isinstance(one.workload, Generated) and one.workload.duration_s is not None:
@@ -141,7 +148,12 @@ def figures(name: str, policy: str, seed: int, one: Run, options: dict[str, Any]
 
 
 def sweep(arguments: argparse.Namespace) -> None:
-    groups = {"all": [*REGIMES, *AZURE], "extra": list(EXTRA), "sizes": list(SIZES)}
+    groups = {
+        "all": [*REGIMES, *AZURE, "8/mooncake"],
+        "extra": list(EXTRA),
+        "prefix": list(PREFIX_REGIMES),
+        "sizes": [*SIZES, *RECORDED_SIZES],
+    }
     names = [n for given in arguments.regimes for n in groups.get(given, [given])]
     policies = {"all": [*BASELINES, "calibrated"], "strong": [*STRONG, "calibrated"]}.get(
         arguments.policies, arguments.policies.split(",")
@@ -197,7 +209,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     running = commands.add_parser("run")
-    running.add_argument("--regimes", nargs="+", default=["all"], help="all, extra, sizes, or names")
+    running.add_argument("--regimes", nargs="+", default=["all"], help="all, extra, prefix, sizes, or names")
     running.add_argument("--policies", default="all", help="all, strong, or names separated by commas")
     running.add_argument("--seeds", nargs="+", type=int, default=[901, 902, 903, 904, 905])
     running.add_argument("--seconds", type=float, help="at most this much arrival time per run")
