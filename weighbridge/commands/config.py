@@ -41,8 +41,10 @@ def check(file: FileArgument = None, config: FileOption = None, as_json: JsonOpt
     if as_json:
         typer.echo(msgspec.json.encode({"ok": True, "instances": names, "policy": settings.router.policy}).decode())
     else:
-        count = "1 instance" if len(names) == 1 else f"{len(names)} instances"
-        typer.echo(f"ok: {count} ({', '.join(names)}), policy {settings.router.policy}")
+        listed = f"{_count(len(names), 'instance')} ({', '.join(names)})" if names else ""
+        found = f"what {_count(len(settings.discovery), 'source')} of discovery will find" if settings.discovery else ""
+        what = " and ".join(part for part in (listed, found) if part)
+        typer.echo(f"ok: {what}, policy {settings.router.policy}")
 
 
 def show(file: FileArgument = None, config: FileOption = None, as_json: JsonOption = False) -> None:
@@ -67,6 +69,10 @@ def schema() -> None:
     from weighbridge.config.settings import schema as make
 
     typer.echo(msgspec.json.format(msgspec.json.encode(make()), indent=2).decode())
+
+
+def _count(number: int, noun: str) -> str:
+    return f"1 {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _one(argument: Path | None, option: Path | None) -> Path | None:

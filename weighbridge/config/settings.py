@@ -11,10 +11,11 @@ import msgspec
 
 from weighbridge.calibrate.settings import ReprobeSettings
 from weighbridge.config.document import Document
-from weighbridge.core.errors import PolicyError
+from weighbridge.core.errors import ConfigError, PolicyError
 from weighbridge.engine.instance import InstanceOptions, available_cores
 from weighbridge.gateway.adapters import ADAPTERS
-from weighbridge.gateway.settings import GatewaySettings
+from weighbridge.gateway.discovery import dns_instance
+from weighbridge.gateway.settings import DnsSource, GatewaySettings
 from weighbridge.routing.policies.registry import make_policy
 from weighbridge.routing.settings import RouterSettings
 
@@ -67,7 +68,9 @@ def schema() -> dict[str, object]:
 
 def _check(settings: Settings, document: Document) -> None:
     if not settings.instances and not settings.engines and not settings.discovery:
-        raise document.error("no instance: name at least one under `instances` or `engines`", "$")
+        raise document.error(
+            "no instance: name at least one under `instances` or `engines`, or a source under `discovery`", "$"
+        )
     names: set[str] = set()
     rows = [(f"$.instances[{n}].name", i.name) for n, i in enumerate(settings.instances)]
     rows += [(f"$.engines[{n}].name", e.name) for n, e in enumerate(settings.engines)]
@@ -82,6 +85,7 @@ def _check(settings: Settings, document: Document) -> None:
         if instance.kind not in ADAPTERS:
             known = ", ".join(sorted(ADAPTERS))
             raise document.error(f"unknown kind {instance.kind!r}; known: {known}", f"$.instances[{index}].kind")
+    _check_discovery(settings, document)
     tiers = {tier.name for tier in settings.router.tiers}
     if settings.default_tier not in tiers:
         raise document.error(
@@ -91,6 +95,18 @@ def _check(settings: Settings, document: Document) -> None:
         make_policy(settings.router.policy, settings.router.policy_options)
     except PolicyError as error:
         raise document.error(str(error), "$.router.policy") from None
+
+
+def _check_discovery(settings: Settings, document: Document) -> None:
+    for index, source in enumerate(settings.discovery):
+        if isinstance(source, DnsSource):
+            try:
+                kind = dns_instance(source, "192.0.2.1").kind
+            except ConfigError as error:
+                raise document.error(str(error), f"$.discovery[{index}].instance") from None
+            if kind not in ADAPTERS:
+                known = ", ".join(sorted(ADAPTERS))
+                raise document.error(f"unknown kind {kind!r}; known: {known}", f"$.discovery[{index}].instance")
 
 
 def _url_problem(url: str) -> str | None:

@@ -44,7 +44,7 @@ def dns_instance(source: DnsSource, address: str) -> InstanceSettings:
     try:
         return msgspec.convert(fields, InstanceSettings)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"discovery of {source.host}: {error}", path="$.discovery") from None
+        raise ConfigError(f"discovery of {source.host}: {error}") from None
 
 
 def read_file(path: str) -> tuple[InstanceSettings, ...]:
