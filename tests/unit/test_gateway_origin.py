@@ -54,3 +54,10 @@ def test_bad_ones_are_refused(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_origin(url, source="fleet.yaml", path="$.instances[0].url")
     assert "$.instances[0].url" in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://me:secret@h", "http://secret@h:1/v1", "http://a@b:secret@h", "//secret@h"])
+def test_a_password_in_a_url_is_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_origin(url)
+    assert "secret" not in str(caught.value)

@@ -115,12 +115,12 @@ def _url_problem(url: str) -> str | None:
         port = parts.port
     except ValueError as error:
         return f"not a URL ({error}); expected http://HOST:PORT or https://HOST"
+    if parts.username or parts.password:
+        return "a key never stands in a URL; use `api_key_env`"
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return f"{url!r} is not a URL of an engine; expected http://HOST:PORT or https://HOST"
     if port == 0:
         return "port 0 is no address to send to"
-    if parts.username or parts.password:
-        return "a key never stands in a URL; use `api_key_env`"
     if parts.query or parts.fragment:
         return "a base URL has no query or fragment"
     return None

@@ -49,7 +49,8 @@ def parse_origin(url: str, *, source: str = "", path: str = "") -> Origin:
     """
 
     def bad(why: str) -> ConfigError:
-        return ConfigError(f"{url!r} {why}; write it as http://host:port", source=source, path=path)
+        shown = re.sub(r"//.*@", "//***@", url)  # messages reach logs
+        return ConfigError(f"{shown!r} {why}; write it as http://host:port", source=source, path=path)
 
     try:
         parts = urlsplit(url)
