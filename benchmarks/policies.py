@@ -205,6 +205,20 @@ def table(arguments: argparse.Namespace) -> None:
         )
 
 
+def matrix(arguments: argparse.Namespace) -> None:
+    """Mean attainment of every policy in every regime, over the seeds that all of its policies have."""
+    rows = [json.loads(line) for path in arguments.files for line in path.read_text().splitlines()]
+    policies = list(dict.fromkeys(r["policy"] for r in rows))
+    print("| regime | seeds | " + " | ".join(policies) + " |\n|---" + "|---" * (1 + len(policies)) + "|")
+    for name in dict.fromkeys(r["regime"] for r in rows):
+        by = {
+            p: {r["seed"]: r["attainment"] for r in rows if (r["regime"], r["policy"]) == (name, p)} for p in policies
+        }
+        seeds = set.intersection(*(set(runs) for runs in by.values()))
+        cells = [f"{100 * fmean(by[p][s] for s in seeds):.1f}" if seeds else "" for p in policies]
+        print(f"| {name} | {len(seeds)} | " + " | ".join(cells) + " |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -220,6 +234,9 @@ def main() -> None:
     tabling = commands.add_parser("table")
     tabling.add_argument("files", nargs="+", type=Path)
     tabling.set_defaults(do=table)
+    listing = commands.add_parser("matrix")
+    listing.add_argument("files", nargs="+", type=Path)
+    listing.set_defaults(do=matrix)
     arguments = parser.parse_args()
     arguments.do(arguments)
 

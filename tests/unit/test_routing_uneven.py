@@ -87,3 +87,24 @@ def test_the_whole_burst_is_never_done_later_than_on_the_fast_one_alone(count: i
         assert all(r.status == "ok" for r in records)
         ends[len(fleet)] = max(r.last_token_s or 0.0 for r in records)
     assert ends[2] <= ends[1] * (1.001 if count == 8 else 0.95)
+
+
+def test_an_urgent_request_does_not_count_the_batch_behind_it() -> None:
+    """Sixty held batch requests make waiting look long for batch, not for the interactive one that goes first."""
+    urgent = Tier(name="urgent", priority=0)
+    router = Router(RouterSettings(policy="calibrated", tiers=(BATCH, urgent), record_decisions=False))
+    for name, step in (("fast", FAST), ("slow", SLOW)):
+        limits = Limits(token_budget=512, max_sequences=SLOTS, kv_blocks=4_000)
+        router.handle(InstanceUp(spec=InstanceSpec(name=name, step=step, limits=limits), generation=1), 0.0)
+    where: dict[str, str] = {}
+    for n in range(60):
+        request = Request(id=f"b{n}", arrival_s=0.0, prompt_tokens=500, max_tokens=OUTPUT, tier="batch")
+        actions = router.handle(RequestArrived(request=request), 0.05 * n)
+        where |= {a.request_id: a.instance for a in actions if isinstance(a, Dispatch)}
+        for action in actions:
+            if isinstance(action, Dispatch):
+                router.handle(FirstToken(request_id=action.request_id), 0.05 * n + 0.01)
+    assert router.held_requests > 40
+    request = Request(id="urgent", arrival_s=3.1, prompt_tokens=500, max_tokens=OUTPUT, tier="urgent")
+    actions = router.handle(RequestArrived(request=request), 3.1)
+    assert [a.instance for a in actions if isinstance(a, Dispatch) and a.request_id == "urgent"] == []

@@ -44,8 +44,9 @@ class View:
 
     `may_hold`: the answer may be `Choice(None)`, "not now"; the request is offered again when something changes.
     `deadline_s` is when its first token is due, infinity where its tier has no such bound.
-    `full` are further instances that could take it but have no room now, shown where speeds differ; `held` requests
-    wait here, this one included. `released`: it has waited so long that only a better instance is worth waiting for.
+    `full` are further instances that could take it but have no room now, shown where speeds differ; `held` requests of
+    its tier and more urgent ones wait here, this one included. `released`: it has waited so long that only a better
+    instance is worth waiting for.
     """
 
     __slots__ = (

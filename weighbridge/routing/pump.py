@@ -134,7 +134,9 @@ class Pump:
                     if not fitting:
                         return
                 usable = self._placing.candidates.usable(live.request, pool, fitting, live.failed_on)
-                sent = self._offer(live, pool, usable, now_s, cached, pool.without(fitting), len(queue))
+                full = pool.without(fitting)
+                held = queue.upto(live.tier.priority) if full else 1
+                sent = self._offer(live, pool, usable, now_s, cached, full, held)
             if sent is None:
                 declined.add(live.request.id)
                 tries += not live.tight
