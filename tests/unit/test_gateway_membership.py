@@ -198,6 +198,24 @@ def test_a_file_of_instances_is_followed_and_a_broken_one_changes_nothing(tmp_pa
     run(main())
 
 
+def test_a_discovered_engine_that_cannot_work_with_the_others_stays_out(tmp_path: Path) -> None:
+    file = tmp_path / "engines.yaml"
+    row = {"name": "d", "url": "http://127.0.0.1:1", "kind": "sglang", "role": "decode", "models": [MODEL]}
+    file.write_text(json.dumps([row]))
+
+    async def main() -> None:
+        source = FileSource(path=str(file), every_s=0.05)
+        async with FakeUpstream(answer) as one, FakeUpstream(answer) as two:
+            pair = (instance(one, "p", role="prefill"), instance(two, "i0", role="decode"))
+            async with front(instances=pair, discovery=(source,)) as f:
+                await until(lambda: bool(f.gateway.discovery.errors))
+                assert "must understand each other" in f.gateway.discovery.errors["d"]
+                assert "d" not in f.gateway.driver.endpoints
+                assert (await f.get("/fleet", admin=True)).json()["discovery_errors"] == f.gateway.discovery.errors
+
+    run(main())
+
+
 def test_slow_start_doubles_and_ends() -> None:
     assert [warm_limit(age, 5.0) for age in (0.0, 0.9, 1.1, 2.5, 3.0, 4.9, 5.0, 9.0)] == [1, 1, 2, 4, 8, 16, None, None]
     assert warm_limit(0.0, 0.0) is None

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import msgspec
 
 from weighbridge.core.errors import ConfigError, ProfileError
+from weighbridge.gateway.endpoint import Endpoint
 from weighbridge.gateway.membership import Membership, check_names
 from weighbridge.gateway.settings import DnsSource, FileSource, InstanceSettings, Source
 from weighbridge.http import ClientLimits
@@ -64,9 +65,15 @@ class Discovery:
     """Keeps the fleet in step with its sources."""
 
     def __init__(
-        self, sources: tuple[Source, ...], membership: Membership, client: ClientLimits, resolver: Resolve = resolve
+        self,
+        sources: tuple[Source, ...],
+        membership: Membership,
+        client: ClientLimits,
+        resolver: Resolve = resolve,
+        check: Callable[[Endpoint], None] = lambda endpoint: None,
     ) -> None:
-        """Raises ConfigError where a source's `instance` does not fit."""
+        """`check` raises ConfigError for an engine that does not fit the fleet; so does this for a wrong `instance`."""
+        self._check = check
         for source in sources:
             if isinstance(source, DnsSource):
                 membership.endpoint(dns_instance(source, "192.0.2.1"), client)
@@ -141,7 +148,9 @@ class Discovery:
                 problems[name] = "its name is in use already"
                 continue
             try:
-                self._membership.put(self._membership.endpoint(settings, self._client))
+                endpoint = self._membership.endpoint(settings, self._client)
+                self._check(endpoint)
+                self._membership.put(endpoint)
             except (ConfigError, ProfileError) as error:
                 problems[name] = str(error)
                 continue

@@ -71,7 +71,7 @@ class Gateway:
         self.health = Health(self.driver, settings.health)
         self.kv = KvIndex(self.driver, settings.prefix_block_bytes)
         self.membership = Membership(self.driver, self.health, self.kv, environment, lambda: self.settings.drain_s)
-        self.discovery = Discovery(settings.discovery, self.membership, settings.client)
+        self.discovery = Discovery(settings.discovery, self.membership, settings.client, check=self._fits)
         self.guard = LoopGuard(settings.max_loop_lag_s)
         salt_key = _salt_key(settings, environment)
         self.surface = Surface(settings, self.driver, self.health, self.stats, salt_key, self.guard)
@@ -128,9 +128,14 @@ class Gateway:
         if settings.name in self.driver.endpoints:
             raise ConfigError(f"an instance named {settings.name!r} exists already")
         endpoint = self.membership.endpoint(settings, self.settings.client)
-        check_pairs([*self.driver.endpoints.values(), endpoint], self.settings.router.binding)
+        self._fits(endpoint)
         self.membership.put(endpoint)
         return endpoint
+
+    def _fits(self, endpoint: Endpoint) -> None:
+        """Raises ConfigError for an engine that cannot work with those that are here."""
+        others = [e for e in self.driver.endpoints.values() if e.name != endpoint.name]
+        check_pairs([*others, endpoint], self.settings.router.binding)
 
     async def remove_instance(self, name: str, timeout_s: float | None = None) -> bool:
         """Takes an engine out: nothing new is sent there, what runs there ends; True if all did in time."""
