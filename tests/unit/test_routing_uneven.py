@@ -6,6 +6,7 @@ from weighbridge.core.actions import Dispatch
 from weighbridge.core.events import FirstToken, InstanceUp, RequestArrived, Tick
 from weighbridge.core.instance import InstanceSpec, Limits, StepTerms
 from weighbridge.core.request import Request, Tier
+from weighbridge.routing.policy import Choice, View
 from weighbridge.routing.router import Router, RouterSettings
 from weighbridge.scheduling.scheduler import SchedulerConfig
 from weighbridge.sim.fleet import SimulatedFleet, SimulatedInstance
@@ -90,21 +91,25 @@ def test_the_whole_burst_is_never_done_later_than_on_the_fast_one_alone(count: i
 
 
 def test_an_urgent_request_does_not_count_the_batch_behind_it() -> None:
-    """Sixty held batch requests make waiting look long for batch, not for the interactive one that goes first."""
     urgent = Tier(name="urgent", priority=0)
     router = Router(RouterSettings(policy="calibrated", tiers=(BATCH, urgent), record_decisions=False))
     for name, step in (("fast", FAST), ("slow", SLOW)):
-        limits = Limits(token_budget=512, max_sequences=SLOTS, kv_blocks=4_000)
-        router.handle(InstanceUp(spec=InstanceSpec(name=name, step=step, limits=limits), generation=1), 0.0)
-    where: dict[str, str] = {}
-    for n in range(60):
-        request = Request(id=f"b{n}", arrival_s=0.0, prompt_tokens=500, max_tokens=OUTPUT, tier="batch")
-        actions = router.handle(RequestArrived(request=request), 0.05 * n)
-        where |= {a.request_id: a.instance for a in actions if isinstance(a, Dispatch)}
-        for action in actions:
-            if isinstance(action, Dispatch):
-                router.handle(FirstToken(request_id=action.request_id), 0.05 * n + 0.01)
-    assert router.held_requests > 40
-    request = Request(id="urgent", arrival_s=3.1, prompt_tokens=500, max_tokens=OUTPUT, tier="urgent")
-    actions = router.handle(RequestArrived(request=request), 3.1)
-    assert [a.instance for a in actions if isinstance(a, Dispatch) and a.request_id == "urgent"] == []
+        spec = InstanceSpec(name=name, step=step, limits=Limits(token_budget=512, max_sequences=1, kv_blocks=4_000))
+        router.handle(InstanceUp(spec=spec, generation=1), 0.0)
+    seen: list[tuple[str, int, list[str]]] = []
+
+    class Stub:
+        def choose(self, view: View) -> Choice:
+            seen.append((view.request.id, view.held, [option.instance.name for option in view.full]))
+            names = [option.instance.name for option in view.options]
+            return Choice(names.index("fast") if "fast" in names else None)
+
+    router.policy = Stub()
+    for n in range(6):
+        request = Request(id=f"b{n}", arrival_s=0.0, prompt_tokens=20, max_tokens=OUTPUT, tier="batch")
+        router.handle(RequestArrived(request=request), 0.1 * n)
+    router.handle(
+        RequestArrived(request=Request(id="u", arrival_s=1.0, prompt_tokens=20, max_tokens=9, tier="urgent")), 1.0
+    )
+    assert max(held for name, held, _ in seen if name != "u") == 5
+    assert next(each for each in seen if each[0] == "u") == ("u", 1, ["fast"])
