@@ -13,8 +13,9 @@ from weighbridge.http import HttpClient
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PATIENCE_S = 90.0
-CALM = HealthSettings(interval_s=0.5, timeout_s=10.0)
-"""Looking at vLLM's /metrics twenty times a second, as other tests do at fakes, would take a fifth of a core."""
+CALM: dict[str, Any] = {"health": HealthSettings(interval_s=0.5, timeout_s=10.0), "max_loop_lag_s": 10.0}
+"""Looking at vLLM's /metrics twenty times a second, as other tests do at fakes, would take a fifth of a core; and where
+engines fill every core, a gateway that shares them is late, which is not what is tested."""
 HOUSE = "You answer briefly. These are the rules of the house, and they are many and long: be kind, be short. " * 4
 
 
@@ -41,7 +42,12 @@ async def direct(server: Server, path: str = "/v1/chat/completions", **fields: A
     """A reply of the engine itself."""
     client = HttpClient()
     try:
-        return await client.request("POST", server.url + path, body=body(**fields), timeout_s=PATIENCE_S)
+        headers = [("content-type", "application/json")]  # vLLM refuses a body without it
+        reply = await client.request(
+            "POST", server.url + path, body=body(**fields), headers=headers, timeout_s=PATIENCE_S
+        )
+        assert reply.status == 200, reply.body
+        return reply
     finally:
         await client.close()
 
@@ -49,7 +55,7 @@ async def direct(server: Server, path: str = "/v1/chat/completions", **fields: A
 async def get(server: Server, path: str) -> Any:
     client = HttpClient()
     try:
-        return await client.request("GET", server.url + path, timeout_s=10.0)
+        return await client.request("GET", server.url + path, timeout_s=PATIENCE_S)
     finally:
         await client.close()
 

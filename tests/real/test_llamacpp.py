@@ -35,7 +35,7 @@ def own() -> Iterator[Listening]:
 @asynccontextmanager
 async def alone(server: Server, **fields: Any) -> AsyncIterator[Front]:
     async with front(
-        instances=(InstanceSettings(name="llama", url=server.url, kind="llamacpp"),), health=CALM, **fields
+        instances=(InstanceSettings(name="llama", url=server.url, kind="llamacpp"),), **CALM, **fields
     ) as f:
         yield f
 
@@ -153,7 +153,7 @@ def test_one_fleet_with_an_embedded_instance(server: Server, own: Listening) -> 
                 name="own", url=own.url, kind="embedded", aliases={MODEL: own.instance.server.model_id}, models=(MODEL,)
             ),
         )
-        async with front(instances=instances, health=CALM, router=RouterSettings(policy="round_robin")) as f:
+        async with front(instances=instances, **CALM, router=RouterSettings(policy="round_robin")) as f:
             replies = await asyncio.gather(*(via(f, stream=n % 2 == 0, user=str(n)) for n in range(8)))
             assert all(text(reply) for reply in replies)
             used = [record.decision.chosen for record in f.gateway.driver.decisions]

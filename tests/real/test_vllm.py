@@ -50,7 +50,7 @@ def own() -> Iterator[Listening]:
 @asynccontextmanager
 async def alone(server: Server, keys: tuple[KeySettings, ...] = (), **fields: Any) -> AsyncIterator[Front]:
     instance = InstanceSettings(name="v", url=server.url, kind="vllm", **fields)
-    async with front(instances=(instance,), keys=keys, health=CALM) as f:
+    async with front(instances=(instance,), keys=keys, **CALM) as f:
         yield f
 
 
@@ -211,7 +211,7 @@ def test_a_mixed_fleet(server: Server, own: Listening) -> None:
                 name="own", url=own.url, kind="embedded", models=(MODEL,), aliases={MODEL: own.instance.server.model_id}
             ),
         )
-        async with front(instances=instances, health=CALM, router=RouterSettings(policy="round_robin")) as f:
+        async with front(instances=instances, **CALM, router=RouterSettings(policy="round_robin")) as f:
             for stream in (True, False):
                 replies = await asyncio.gather(*(via(f, stream=stream, max_tokens=8) for _ in range(8)))
                 assert all(text(reply) for reply in replies)

@@ -74,7 +74,7 @@ async def pair(servers: tuple[Server, Server], **fields: Any) -> AsyncIterator[F
         InstanceSettings(name="p", url=servers[0].url, kind="vllm", role="prefill"),
         InstanceSettings(name="d", url=servers[1].url, kind="vllm", role="decode"),
     )
-    async with front(instances=instances, health=CALM, router=RouterSettings(policy="least_requests", **fields)) as f:
+    async with front(instances=instances, **CALM, router=RouterSettings(policy="least_requests", **fields)) as f:
         yield f
 
 
@@ -110,10 +110,10 @@ def test_texts_equal_the_undisaggregated_server(servers: tuple[Server, Server]) 
 def test_a_late_decode_leg_redoes_the_prefill(servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with pair(servers) as f:
-            monkeypatch.setattr("weighbridge.gateway.flight.LEASE_S", -1.0)
+            monkeypatch.setattr("weighbridge.gateway.legs.LEASE_S", -1.0)
             task = asyncio.create_task(via(f, messages=PROMPTS[2], max_tokens=16))
             await until(lambda: any(r.decision.attempt == 2 for r in f.gateway.driver.decisions), 30.0)
-            monkeypatch.setattr("weighbridge.gateway.flight.LEASE_S", 25.0)
+            monkeypatch.setattr("weighbridge.gateway.legs.LEASE_S", 25.0)
             reply = await task
             assert text(reply) == text(await direct(servers[0], messages=PROMPTS[2], max_tokens=16))
             legs = [(r.decision.attempt, r.decision.chosen) for r in f.gateway.driver.decisions]
