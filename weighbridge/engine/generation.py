@@ -38,7 +38,7 @@ class GenerationRequest:
     tenant: str = ""
     namespace: str = ""
     grammar: str | None = None
-    kv: bytes | None = None
+    kv: memoryview | None = None
     kv_tokens: int = 0
     kv_s: float = 0.0
     hold: bool = False

@@ -6,19 +6,23 @@ them in verbatim; the KV is pulled from there and the lease ended. Hosts to pull
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+
 from weighbridge.core.errors import RequestError
 from weighbridge.engine.fields import Body
-from weighbridge.http import ExchangeFailed, HttpClient
+from weighbridge.http import ExchangeFailed, HttpClient, StreamReply
 
 KV_PATH = "/kv/"
 MODEL_HEADER = "x-weighbridge-kv-model"
 PULL_TIMEOUT_S = 10.0
+MAX_KV_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Remote:
 class Pulled:
     """KV that arrived: bytes, the tokens that it covers, and what it took."""
 
-    data: bytes
+    data: memoryview
     tokens: int
     seconds: float
 
@@ -104,15 +108,34 @@ async def pull(client: HttpClient, remote: Remote, model_tag: str) -> Pulled | s
     """Fetch the KV and end the lease; a sentence where that failed, and then nothing is held on this side."""
     begun = time.perf_counter()
     try:
-        reply = await client.request("GET", remote.url, timeout_s=PULL_TIMEOUT_S)
-        if reply.status != 200:
-            return f"the prefill instance answered {reply.status}"
-        tag = reply.header(MODEL_HEADER.encode())
-        if tag is None or tag.decode("latin-1") != model_tag:
-            return "the prefill instance serves another model or KV format"
+        async with asyncio.timeout(PULL_TIMEOUT_S), client.stream("GET", remote.url) as stream:
+            if stream.status != 200:
+                return f"the prefill instance answered {stream.status}"
+            tag = stream.header(MODEL_HEADER.encode())
+            if tag is None or tag.decode("latin-1") != model_tag:
+                return "the prefill instance serves another model or KV format"
+            data = await _whole(stream)
+        if data is None:
+            return "the prefill instance sent no KV, or too much of it"
         took = time.perf_counter() - begun
+    except MemoryError:
+        return "there is no memory for the KV"
+    except TimeoutError:
+        return f"the KV could not be pulled within {PULL_TIMEOUT_S:g} s"
     except ExchangeFailed as error:
         return f"the KV could not be pulled: {error}"
     with contextlib.suppress(ExchangeFailed):  # what was pulled is good; a lease that cannot be ended ends by itself
         await client.request("DELETE", remote.url, timeout_s=PULL_TIMEOUT_S)
-    return Pulled(reply.body, remote.tokens, took)
+    return Pulled(data, remote.tokens, took)
+
+
+async def _whole(stream: StreamReply) -> memoryview | None:
+    """The body in one buffer of the announced length; None where that is no length that KV has."""
+    length = int(stream.header(b"content-length") or 0)
+    if not 0 < length <= MAX_KV_BYTES:
+        return None
+    buffer, at = np.empty(length, np.uint8), 0
+    async for piece in stream:
+        buffer[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+        at += len(piece)
+    return buffer.data
