@@ -156,6 +156,40 @@ def test_a_role_frame_is_no_first_token(content: bytes) -> None:
     run(main())
 
 
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"reasoning": "hm"},
+        {"reasoning_content": "hm"},
+        {"tool_calls": [{"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}]},
+        {"refusal": "no"},
+        {"content": "a"},
+    ],
+)
+def test_the_first_token_may_be_of_any_kind(delta: dict[str, Any]) -> None:
+    """Models think, or call tools, before they say anything."""
+    go = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.sse_head()
+        await call.chunk(b'data: {"choices":[{"index":0,"delta":{"role":"assistant"}}]}\n\n')
+        choice = {"index": 0, "delta": delta, "finish_reason": None}
+        await call.chunk(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+        await go.wait()
+        await call.chunk(frame(finish="stop") + usage_frame() + DONE)
+        await call.last_chunk()
+
+    async def main() -> None:
+        async with FakeUpstream(script) as upstream, front(upstream) as f:
+            task = asyncio.create_task(f.post(chat()))
+            await until(lambda: any(x.first_token_s for x in f.gateway.driver.flights.values()))
+            go.set()
+            assert (await task).status == 200
+            f.assert_idle()
+
+    run(main())
+
+
 def test_the_gateway_never_half_closes() -> None:
     """vLLM takes a half-closed request for a client that left, and answers nothing."""
 
