@@ -93,6 +93,9 @@ class KvIndex:
                     watch.subscribers.append(subscriber)
                     group.create_task(self._subscribe(subscriber))
                 await self._translate(watch, client)
+        except Exception:  # nothing of this may end the gateway, nor end unseen
+            log.exception("KV events of %s are no longer followed", endpoint.name)
+            watch.problem = "its events are no longer followed; the log tells why"
         finally:
             await client.close()
 
