@@ -4,7 +4,8 @@
 
 Every instance runs 30 requests of a mixed workload. *Arrival*: the router is handed a request that finds room and
 sends it. *From the queue*: a first token frees room and the router sends one of those held. Run it on an idle machine:
-these are wall times of tens of microseconds. Decision records are off, as in production under load.
+these are wall times of tens of microseconds. Decision records are off, as in production under load; so is correction,
+which would learn from the made-up times of this script that equal instances differ.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def request(name: str, rng: random.Random, now_s: float, tier: str | None = None
 
 
 def fleet(policy: str, count: int, running: int, rng: random.Random) -> Router:
-    router = Router(RouterSettings(policy=policy, record_decisions=False, tiers=TIERS, reject_hopeless=False))
+    settings = RouterSettings(policy=policy, record_decisions=False, tiers=TIERS, reject_hopeless=False, correct=False)
+    router = Router(settings)
     for n in range(count):
         limits = Limits(token_budget=2_048, max_sequences=256, kv_blocks=6_000)
         spec = InstanceSpec(name=f"i{n}", step=RTX_PRO_6000, limits=limits, error=0.1)

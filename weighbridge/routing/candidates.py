@@ -14,7 +14,7 @@ from weighbridge.routing.prefix_index import match_all
 from weighbridge.routing.room import Room
 
 REFRESH_S = 1.0
-UNEVEN = 1.25
+UNEVEN = 1.5
 """Ratio of decode steps from which instances of one pool are not taken for equal."""
 NEEDS_PREFILL = frozenset({"sglang"})
 """Kinds whose decode instances answer nothing without a prefill instance."""

@@ -73,6 +73,10 @@ class Forecast:
         return self.wait_s + self.prefill_s + self.transfer_s
 
 
+Terms = tuple[float, float, float, float, float, float, float, float]
+"""A `Forecast` in the order of its arguments, for where thousands are made each second and one is kept."""
+
+
 class Asked:
     """What a forecast needs of the request, the same for every instance it is made on."""
 
@@ -115,10 +119,10 @@ class Asked:
 
 def forecast(option: Option, view: View, cost: Cost, error: float, interference: float) -> Forecast:
     """The forecast of `view.request` on `option`. O(1) plus O(tiers running there)."""
-    return forecast_on(option, cost, Asked(view, option.decode_tokens, error, interference))
+    return Forecast(*forecast_terms(option, cost, Asked(view, option.decode_tokens, error, interference)))
 
 
-def forecast_on(option: Option, cost: Cost, asked: Asked) -> Forecast:
+def forecast_terms(option: Option, cost: Cost, asked: Asked) -> Terms:
     """The forecast on `option` of what is asked; for many options of one request."""
     instance = option.instance
     prompt, output, context = option.prefill_tokens, asked.output, asked.context
@@ -155,23 +159,35 @@ def forecast_on(option: Option, cost: Cost, asked: Asked) -> Forecast:
             wait += min(-math.log1p(-share) * left * td, MOST_WAIT_S)
         kv_over = _peak(held, busy, stay, fresh, output) - cost.capacity
     tpot = delay = loss = 0.0
-    leg, hit = asked.leg, 1.0
-    if leg != "prefill":
+    if asked.leg != "prefill":
         own = context + 0.5 * output
         kv = own + (instance.kv_tokens + 0.5 * instance.decode_tokens) * overlap
         tpot = cost.decode_step_s(1.0 + busy * overlap, kv) * asked.stretch
-        if asked.tpot_s is not None:
-            hit = chance(asked.tpot_s - tpot, asked.error * asked.tpot_s)
-        elif asked.e2e_s is not None:
-            hit = chance(asked.left_s - wait - prefill - transfer - output * tpot, asked.error * asked.e2e_s)
         if busy:
             stall = per_token * prompt
             shared = overlap * output * (cost.sequence_s + cost.kv_s * own)
             delay = decoding * stall + busy * shared
             loss = _loss(instance, asked.now_s, tpot, stall, shared, asked.error)
-    if (leg != "decode" or transfer) and asked.slack_s != _INFINITY:
-        hit *= chance(asked.slack_s - wait - prefill - transfer, asked.ttft_s)
-    return Forecast(wait, prefill, transfer, tpot, delay, hit, loss, kv_over)
+    hit = _hit(asked, wait + prefill + transfer, tpot, transfer)
+    return wait, prefill, transfer, tpot, delay, hit, loss, kv_over
+
+
+def _hit(asked: Asked, ttft_s: float, tpot_s: float, transfer_s: float) -> float:
+    """Chance to meet the bounds that this leg has a part in."""
+    hit = 1.0
+    leg = asked.leg
+    if leg != "prefill":
+        bound = asked.tpot_s
+        if bound is not None:
+            z = SHARPNESS * (bound - tpot_s) / (asked.error * bound)
+            hit = 1.0 / (1.0 + _exp(-z)) if z > -30.0 else 0.0
+        elif asked.e2e_s is not None:
+            hit = chance(asked.left_s - ttft_s - asked.output * tpot_s, asked.error * asked.e2e_s)
+    if (leg != "decode" or transfer_s) and asked.slack_s != _INFINITY:
+        z = SHARPNESS * (asked.slack_s - ttft_s) / asked.ttft_s
+        if z < 30.0:
+            hit *= 1.0 / (1.0 + _exp(-z)) if z > -30.0 else 0.0
+    return hit
 
 
 def _owed(instance: Instance, now_s: float, seconds_per_token: float) -> float:

@@ -57,6 +57,46 @@ class Pump:
         """What is held for a model."""
         return self._held.get(model)
 
+    def arrive(self, live: Live, now_s: float) -> list[Action]:
+        """Send a request that runs nowhere, or hold it; and send what else can be sent."""
+        asked = False
+        queue = self._queue(self._held, live.request)
+        if not queue:
+            # nobody is before it: the queue would only be a detour
+            sent, asked = self._at_once(live, now_s)
+            if sent is not None:
+                queue.served(live, now_s)
+                return [sent]
+        actions = self.hold(live, now_s)
+        if asked:
+            queue.quiet_until_s = now_s + RETRY_S
+        else:
+            actions += self.run(now_s)
+        return actions
+
+    def _at_once(self, live: Live, now_s: float) -> tuple[Dispatch | None, bool]:
+        """Offer a request to the policy, and whether that was possible: it has room and time left."""
+        pool = self._placing.candidates.pool(live.request.model)
+        self._look(pool, now_s)
+        if now_s + pool.base_s + live.prefill_tokens * pool.seconds_per_token > live.deadline_s:
+            return None, False
+        if not self._admission.may_run(live):
+            return None, False
+        live.held_s = now_s
+        cached = self._placing.candidates.cached(live.request)
+        fitting = pool.room.fitting(live.request.prompt_tokens, self._reserve(live), cached)
+        if not fitting:
+            return None, False
+        usable = self._placing.candidates.usable(live.request, pool, fitting, live.failed_on)
+        return self._offer(live, pool, usable, now_s, cached, pool.without(fitting), 1), True
+
+    def _look(self, pool: Pool, now_s: float) -> None:
+        if now_s > pool.fresh_until_s:
+            self._placing.candidates.refresh(pool, now_s)
+        if now_s - self._looked_s > OVERLOAD_LOOK_S:
+            self._looked_s = now_s
+            self._admission.look(pool.entry)
+
     def hold(self, live: Live, now_s: float) -> list[Action]:
         """Queue a request that runs nowhere; if that is too much, shed the least urgent."""
         live.stage, live.held_s = HELD, now_s
@@ -110,11 +150,7 @@ class Pump:
         if not pool.entry:
             actions.extend(self._refuse(live, 503, "no_instance", 1.0) for live in queue)
             return
-        if now_s > pool.fresh_until_s:
-            self._placing.candidates.refresh(pool, now_s)
-        if now_s - self._looked_s > OVERLOAD_LOOK_S:
-            self._looked_s = now_s
-            self._admission.look(pool.entry)
+        self._look(pool, now_s)
         sacrifice(queue, pool.entry, now_s)
         declined: set[str] = set()
         tries = 0

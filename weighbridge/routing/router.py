@@ -162,7 +162,7 @@ class Router:
         if not self.holds:
             sent = self._placing.start(live, pool, usable, now_s, may_hold=False)
             return [sent] if sent else []
-        actions = [*self._pump.hold(live, now_s), *self._pump.run(now_s)]
+        actions = self._pump.arrive(live, now_s)
         if live.stage == HELD and live.request.id in self._live:
             actions.insert(0, Hold(request_id=live.request.id))
         return actions

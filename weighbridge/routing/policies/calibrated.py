@@ -11,8 +11,7 @@ requests whose prompts the fleet could compute instead, times the share of its p
 
 from __future__ import annotations
 
-from weighbridge.routing.cost import Cost
-from weighbridge.routing.forecast import Asked, Forecast, chance, forecast_on
+from weighbridge.routing.forecast import Asked, Forecast, Terms, chance, forecast_terms
 from weighbridge.routing.policy import Choice, Option, View, least
 
 LATE_LOSS = 0.1
@@ -47,32 +46,30 @@ class Calibrated:
         if view.request.prefix_hashes:
             warmest = min(option.prefill_tokens for option in options)
             price = offered.displaced(view.now_s) * interference
-        made: list[Forecast] = []
+        made: list[Terms] = []
         scores: list[float] = []
+        output, weight = options[0].decode_tokens, self.seconds
         for option in options:
             cost = option.instance.cost
             if cost is None:
                 return self._by_tokens(view)
-            each = forecast_on(option, cost, asked)
-            score = self._score(option, cost, each)
-            made.append(each)
-            scores.append(score + price * (option.prefill_tokens - warmest) if price else score)
+            terms = forecast_terms(option, cost, asked)
+            wait, prefill, transfer, tpot, delay, hit, loss, kv_over = terms
+            seconds = wait + prefill + transfer + output * tpot + delay
+            if kv_over > 0.0:
+                seconds += kv_over * cost.prefill_s * (option.instance.decoding + 1)
+            made.append(terms)
+            scores.append(weight * seconds - hit + loss + price * (option.prefill_tokens - warmest))
         best = least(scores, view.rng)
         if view.may_hold:
-            if view.full and self._better_later(view, asked, made[best]):
+            each = Forecast(*made[best])
+            if view.full and self._better_later(view, asked, each):
                 return Choice(None)
             if options[best].instance.charges and not view.released:
-                each = made[best]
                 tight = view.deadline_s - view.now_s < each.ttft_s
                 if self._waits(view, options[best], each, tight, asked):
                     return Choice(None, tight=tight)
-        return Choice(best, scores, [_terms(each) for each in made] if view.explain else ())
-
-    def _score(self, option: Option, cost: Cost, made: Forecast) -> float:
-        seconds = made.ttft_s + option.decode_tokens * made.tpot_s + made.delay_s
-        if made.kv_over_tokens > 0:
-            seconds += made.kv_over_tokens * cost.prefill_s * (option.instance.decoding + 1)
-        return self.seconds * seconds - made.hit + made.loss
+        return Choice(best, scores, [_terms(Forecast(*each)) for each in made] if view.explain else ())
 
     def _better_later(self, view: View, asked: Asked, made: Forecast) -> bool:
         """Whether a full instance that is faster will have worked off all that is held sooner than this request would
@@ -96,7 +93,7 @@ class Calibrated:
             cost = option.instance.cost
             if cost is not None:
                 # what it costs others there is left out: who will run there then is not known
-                then = forecast_on(option, cost, asked)
+                then = Forecast(*forecast_terms(option, cost, asked))
                 if weight * (later_s + then.ttft_s + asked.output * then.tpot_s) - then.hit < here:
                     return True
         return False
