@@ -24,7 +24,8 @@ def known() -> set[str]:
             names.add(f"{family.name}_total")
         else:
             names |= {f"{family.name}_{suffix}" for suffix in ("bucket", "sum", "count")}
-    source = (ROOT / "weighbridge" / "gateway" / "admin.py").read_text()
+    gateway = ROOT / "weighbridge" / "gateway"
+    source = (gateway / "admin.py").read_text() + (gateway / "kv" / "metrics.py").read_text()
     names |= set(re.findall(r'gauge\("(weighbridge_[a-z_]+)"', source))
     for prefix in re.findall(r'gauge\(f"(weighbridge_[a-z_]+)\{name\}"', source):
         names |= {prefix + name for name in re.findall(r'^\s+\("([a-z_]+)", "', source, re.M)}
