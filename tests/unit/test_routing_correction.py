@@ -18,7 +18,7 @@ from weighbridge.core.events import (
 )
 from weighbridge.core.instance import InstanceSpec, Limits, StepTerms
 from weighbridge.core.request import Request, Tier
-from weighbridge.routing.correction import Scales
+from weighbridge.routing.correction import Correction, Scales
 from weighbridge.routing.cost import Cost
 from weighbridge.routing.router import Router
 from weighbridge.routing.settings import RouterSettings
@@ -105,7 +105,7 @@ def test_one_pause_is_no_rate_but_three_in_a_row_are() -> None:
     assert cost.decode_scale == pytest.approx(3.0, rel=0.15)
 
 
-def test_decode_alone_leaves_prefill_alone_until_the_profile_proves_wrong() -> None:
+def test_decode_alone_leaves_prefill_alone() -> None:
     cost = Cost(InstanceSpec(name="i"), TRUE)
     scales_after([0.11] * 50, cost, Scales())
     assert cost.decode_scale == pytest.approx(1.1, rel=0.02)
@@ -113,7 +113,29 @@ def test_decode_alone_leaves_prefill_alone_until_the_profile_proves_wrong() -> N
     cost = Cost(InstanceSpec(name="i"), TRUE)
     scales_after([0.1 / 7] * 5, cost, Scales())
     assert cost.decode_scale == pytest.approx(1 / 7, rel=0.05)
-    assert 1 / 7 < cost.prefill_scale < 0.5
+    assert cost.prefill_scale == pytest.approx(1.0)
+
+
+def test_what_one_instance_shows_holds_for_the_others_until_they_show_their_own() -> None:
+    """Else the first one seen looks seven times faster than its equals and gets everything."""
+    wrong = StepTerms(base_s=TRUE.base_s * 7, prefill_s=TRUE.prefill_s * 7, sequence_s=TRUE.sequence_s * 7)
+    made = router(wrong)
+    for name in ("j", "k"):
+        made.handle(InstanceUp(spec=InstanceSpec(name=name, step=wrong), generation=1), 0.0)
+    shown, other = made.fleet.instances["i"], made.fleet.instances["j"]
+    made.fleet.charge(
+        Request(id="r", arrival_s=0.0, prompt_tokens=1000, max_tokens=50), shown, cached_tokens=0,
+        expected_output_tokens=50, now_s=0.0,
+    )  # fmt: skip
+    correction = Correction()
+    for instance in made.fleet:
+        correction.forget(instance)
+    correction.first_token(made.fleet.charges["r"], 1000, 1000 * TRUE.prefill_s + TRUE.base_s)
+    assert shown.cost is not None
+    assert other.cost is not None
+    assert shown.cost.prefill_scale < 0.5
+    assert (other.cost.prefill_scale, other.cost.decode_scale) == (shown.cost.prefill_scale, shown.cost.decode_scale)
+    assert (shown.cost.seen, other.cost.seen) == (True, False)
 
 
 def test_nothing_is_refused_on_the_word_of_a_profile_that_no_traffic_has_confirmed() -> None:

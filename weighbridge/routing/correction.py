@@ -43,8 +43,6 @@ IN_A_ROW = 3
 """So many surprises on the same side are no pauses: the engine has changed. Of a new profile the first is enough."""
 WRONG = 1.0
 """Variance of a scale's logarithm once the profile is known to be wrong: by a factor of e, more or less."""
-TOGETHER = 0.6
-"""Correlation of the two then: a profile that is wrong in one is often wrong in both."""
 
 
 class Scales:
@@ -72,7 +70,7 @@ class Scales:
             self._run = self._run + side if self._run * side > 0 else side
             if abs(self._run) >= (IN_A_ROW if self._count >= IN_A_ROW else 1):
                 self._prefill = self._decode = WRONG
-                self._both = TOGETHER * WRONG
+                self._both = 0.0
                 self._run = 0
             else:
                 surprise, sure = side * most, False
@@ -129,6 +127,7 @@ class Correction:
         self._guesses: dict[str, tuple[int, Cost]] = {}
         self._counts: dict[str, int] = {}
         self._scales: dict[str, Scales] = {}
+        self._unseen: dict[str, Instance] = {}
 
     def progressed(self, charge: Charge, now_s: float) -> None:
         """A running request has a new token count: its first token, some more, or all of them."""
@@ -174,6 +173,7 @@ class Correction:
         name = instance.name
         if instance.cost is not None:
             instance.cost.seen = False
+            self._unseen[name] = instance
         self._probes.pop(name, None)
         self._guesses.pop(name, None)
         self._counts.pop(name, None)
@@ -194,6 +194,13 @@ class Correction:
         if scales is None:
             scales = self._scales[instance.name] = Scales()
         scales.observe(cost, prefill_s, decode_s, seconds, noise)
+        if self._unseen:
+            # until they show their own, the others are taken to be as far off: else the first one seen would look
+            # faster or slower than all of them, and get everything or nothing
+            self._unseen.pop(instance.name, None)
+            for other in self._unseen.values():
+                if other.cost is not None:
+                    other.cost.rescale(cost.prefill_scale, cost.decode_scale)
         if instance.cost is None:
             count = self._counts[instance.name] = self._counts.get(instance.name, 0) + 1
             if count >= ENOUGH:
