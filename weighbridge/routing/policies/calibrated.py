@@ -18,8 +18,10 @@ LATE_LOSS = 0.1
 SLACK_S = 0.1
 MORE_HITS = 0.1
 SOONER = 0.85
-"""Of the time in which faster instances work off all that is held: some of it will go elsewhere, and a start on a slow
-instance cannot be taken back."""
+"""Of the time in which faster instances work off all that is held: some of it will go elsewhere."""
+DOUBT = 1.25
+"""On the seconds of a slower instance with room: a start there cannot be taken back, and an error of its forecast counts
+for more seconds than one of the faster ones'."""
 MOST_INTERFERENCE = 0.7
 
 
@@ -88,7 +90,7 @@ class Calibrated:
         asked.left_s -= later_s
         # with bounds on both TTFT and TPOT a hit is a hit, however fast: only hits are worth waiting for
         margin, weight = (MORE_HITS, 0.0) if asked.tpot_s is not None else (0.0, self.seconds)
-        here = weight * (made.ttft_s + asked.output * made.tpot_s) - made.hit + made.loss - margin
+        here = DOUBT * weight * (made.ttft_s + asked.output * made.tpot_s) - made.hit + made.loss - margin
         for option in view.full:
             cost = option.instance.cost
             if cost is not None:
