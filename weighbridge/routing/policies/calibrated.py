@@ -20,8 +20,8 @@ MORE_HITS = 0.1
 SOONER = 0.85
 """Of the time in which faster instances work off all that is held: some of it will go elsewhere."""
 DOUBT = 1.25
-"""On the seconds of a slower instance with room: a start there cannot be taken back, and an error of its forecast counts
-for more seconds than one of the faster ones'."""
+"""On the seconds of a slower instance with room: a start there cannot be taken back, and its forecast errs by more
+seconds than that of a faster one."""
 MOST_INTERFERENCE = 0.7
 
 
