@@ -3,9 +3,10 @@
     python benchmarks/decision_time.py [--policy calibrated]
 
 Every instance runs 30 requests of a mixed workload. *Arrival*: the router is handed a request that finds room and
-sends it. *From the queue*: a first token frees room and the router sends one of those held. Run it on an idle machine:
-these are wall times of tens of microseconds. Decision records are off, as in production under load; so is correction,
-which would learn from the made-up times of this script that equal instances differ.
+sends it, sometimes with held ones. *From the queue*: a first token frees room and the router sends one of those held.
+Times are per request sent. Run it on an idle machine: these are wall times of tens of microseconds. Decision records
+are off, as in production under load; so is correction, which would learn from the made-up times of this script that
+equal instances differ.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def arrivals(policy: str, count: int, samples: int) -> list[float]:
         spent = time.perf_counter_ns() - start
         sent = [a.request_id for a in actions if isinstance(a, Dispatch)]
         if event.request.id in sent:
-            times.append(spent / 1e3)
+            times.append(spent / 1e3 / len(sent))
         for name in sent:
             router.handle(FirstToken(request_id=name), now)
             running.append(name)

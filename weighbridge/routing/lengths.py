@@ -73,7 +73,7 @@ class LengthTable:
 
     def expected(self, generated: int) -> float:
         """Expected final length of a request that has given `generated` tokens and is not finished."""
-        if not self._above or self._stale * 20 > self.weight:
+        if not self._above or self._stale * 10 > self.weight:
             self._rebuild()
         return self._above[length_bin(generated)]
 
