@@ -84,4 +84,4 @@ soak: install
 	$(BIN)/python -m benchmarks.gateway_soak --seconds $(SOAK_S)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* .fuzz .schemathesis .mypy_cache .ruff_cache .hypothesis
