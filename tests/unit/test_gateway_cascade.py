@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.compiled import interpreted
 from tests.support.gateway import DONE, ROLE, answer, chat, frame, front, instance, text_of, usage_frame, whole
 from tests.support.loop import run
 from tests.support.upstream import Call, FakeUpstream
@@ -232,6 +233,7 @@ def test_a_model_that_is_down_is_passed_over_and_all_down_is_an_error(tmp_path: 
     run(main())
 
 
+@interpreted
 def test_an_answer_too_long_to_hold_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_reply, "MAX_HELD_BYTES", 2000)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tests.support.compiled import interpreted
 from tests.support.loop import run
 from weighbridge.core.actions import Action
 from weighbridge.core.events import Event, InstanceUp, ProfileUpdated, Tick
@@ -17,15 +18,15 @@ from weighbridge.routing.settings import RouterSettings
 LEARNED = ProfileUpdated(instance="a", step=StepTerms(base_s=0.02, prefill_s=2e-3), error=0.1)
 
 
-class Teacher(Refinement):
-    """Learns LEARNED from a tick."""
-
-    def observe(self, event: Event, actions: Iterable[Action], now_s: float) -> list[ProfileUpdated]:
-        super().observe(event, actions, now_s)
-        return [LEARNED] if isinstance(event, Tick) else []
-
-
+@interpreted
 def test_what_is_learned_reaches_the_router() -> None:
+    class Teacher(Refinement):
+        """Learns LEARNED from a tick."""
+
+        def observe(self, event: Event, actions: Iterable[Action], now_s: float) -> list[ProfileUpdated]:
+            super().observe(event, actions, now_s)
+            return [LEARNED] if isinstance(event, Tick) else []
+
     async def main() -> None:
         driver = Driver(Router(RouterSettings()), {}, None, Stats())
         driver.refinement = Teacher()

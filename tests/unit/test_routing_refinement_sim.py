@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.support.compiled import interpreted
 from weighbridge.core.actions import Action
 from weighbridge.core.events import Event
 from weighbridge.core.instance import StepTerms
@@ -21,6 +22,7 @@ from weighbridge.sim.live import SimulationSettings
 from weighbridge.sim.simulation import Simulation
 from weighbridge.workload.trace import TraceRequest
 
+pytestmark = interpreted
 TERMS = StepTerms(base_s=0.003, prefill_s=0.005, attend_s=2e-6, sequence_s=0.009, kv_s=1e-5)
 CONFIG = SchedulerConfig(token_budget=128, max_sequences=4, blocks=256)
 # by replay of a backlog, 1.17 such requests a second is what this instance carries

@@ -138,7 +138,7 @@ def _is_ids(values: list[Any]) -> bool:
     return all((type(v) is int or (type(v) is float and v.is_integer())) and v >= 0 for v in values)
 
 
-def _check_ids(ids: list[int]) -> None:
+def _check_ids(ids: list[float]) -> None:
     if max(ids) > MAX_TOKEN_ID:
         message = f"`prompt` holds a token id above {MAX_TOKEN_ID}, which no vocabulary has."
         raise RequestError(message, param="prompt", code="integer_above_max_value")

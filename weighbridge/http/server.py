@@ -79,7 +79,8 @@ class HttpServer:
             reuse_port=reuse_port or None,
             backlog=backlog,
         )
-        address = self._server.sockets[0].getsockname()
+        sockets: Any = cast(Any, self._server).sockets  # declared a tuple; with uvloop it is a list
+        address = sockets[0].getsockname()
         self.host, self.port = address[0], address[1]
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
 

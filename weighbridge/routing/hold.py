@@ -50,7 +50,7 @@ class Lane:
         """Take out, wherever it is."""
         self.count -= 1
         place = bisect_left(self._window, entry)
-        if place < len(self._window) and self._window[place] is entry:
+        if place < len(self._window) and self._window[place][1] == entry[1]:  # its number in the queue tells it
             del self._window[place]
             self._refill()
         else:
