@@ -25,6 +25,7 @@ from weighbridge.gateway.listener_tls import ListenerTls
 from weighbridge.gateway.log_writer import LogWriter
 from weighbridge.gateway.loop_guard import LoopGuard
 from weighbridge.gateway.membership import Membership, check_names
+from weighbridge.gateway.memory_return import MemoryReturn, glibc_trim
 from weighbridge.gateway.pairs import check_pairs
 from weighbridge.gateway.settings import GatewaySettings, InstanceSettings
 from weighbridge.gateway.stats import Stats
@@ -85,6 +86,7 @@ class Gateway:
         """Reads the configuration anew and calls `reload`; set by whoever knows where it stands."""
         self.draining = False
         self._tls: ListenerTls | None = None
+        self._memory = MemoryReturn(glibc_trim())
         self._flusher: asyncio.TimerHandle | None = None
 
     @property
@@ -256,6 +258,7 @@ class Gateway:
         if self.surface.access is not None:
             self.surface.access.flush()
         self.surface.forecasts.digest()
+        self._memory.observe(self.server.buffered_bytes)
         self._flusher = asyncio.get_running_loop().call_later(FLUSH_S, self._flush)
 
 
