@@ -72,7 +72,8 @@ class Pool:
         """Where a request may start, those in `fitting` left out; nothing where all are equally fast."""
         if not self.uneven or len(fitting) == len(self.entry):
             return []
-        return [instance for instance in self.entry if instance not in fitting]
+        have = {instance.index for instance in fitting}
+        return [instance for instance in self.entry if instance.index not in have]
 
 
 class Candidates:

@@ -11,6 +11,8 @@ requests whose prompts the fleet could compute instead, times the share of its p
 
 from __future__ import annotations
 
+from heapq import nsmallest
+
 from weighbridge.routing.forecast import Asked, Forecast, Terms, chance, forecast_terms
 from weighbridge.routing.policy import Choice, Option, View, least
 
@@ -19,6 +21,8 @@ SLACK_S = 0.1
 MORE_HITS = 0.1
 SOONER = 0.85
 """Of the time in which faster instances work off all that is held: some of it will go elsewhere."""
+MOST_FULL = 8
+"""So many full instances, those with the quickest steps, are forecast; the rate counts all."""
 DOUBT = 1.25
 """On the seconds of a slower instance with room: a start there cannot be taken back, and its forecast errs by more
 seconds than that of a faster one."""
@@ -77,21 +81,26 @@ class Calibrated:
         """Whether a full instance that is faster will have worked off all that is held sooner than this request would
         be done where there is room, its chance to meet its bounds counted in."""
         rate = 0.0
-        for option in view.full:
+        quick: list[tuple[float, int]] = []
+        for n, option in enumerate(view.full):
             instance, cost = option.instance, option.instance.cost
             if cost is None:
                 return False
             # like requests one after another: a share of the batch's decoding, and the whole step while it prefills
-            running = len(instance.charges)
+            running = max(len(instance.charges), 1)
             step = cost.decode_step_s(running, instance.kv_tokens)
-            rate += 1.0 / (asked.output * step / running + cost.prefill_s * option.prefill_tokens + step)
+            seconds = asked.output * step / running + cost.prefill_s * option.prefill_tokens + step
+            rate += 1.0 / seconds
+            quick.append((step, n))
+        best = nsmallest(MOST_FULL, quick)
         later_s = SOONER * view.held / rate
         asked.slack_s -= later_s
         asked.left_s -= later_s
         # with bounds on both TTFT and TPOT a hit is a hit, however fast: only hits are worth waiting for
         margin, weight = (MORE_HITS, 0.0) if asked.tpot_s is not None else (0.0, self.seconds)
         here = DOUBT * weight * (made.ttft_s + asked.output * made.tpot_s) - made.hit + made.loss - margin
-        for option in view.full:
+        for _, n in best:
+            option = view.full[n]
             cost = option.instance.cost
             if cost is not None:
                 # what it costs others there is left out: who will run there then is not known
