@@ -147,8 +147,6 @@ class ClientConnection:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
-        if transport.get_extra_info("ssl_object") is None:
-            self.transport.set_write_buffer_limits(0)  # type: ignore[union-attr]  # see `ServerLimits`
         self.idle_since = self.pool.clock()
         if self.pool.closed:
             self._abort()

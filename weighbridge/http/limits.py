@@ -16,9 +16,9 @@ class ServerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_buffered_bytes: int = 512 * 1024 * 1024  # request bodies held by all connections together
     max_connections: int = 20_000
     max_pipelined: int = 16
-    # Above this many bytes that the kernel would not take the source of a stream is paused. With 0 uvloop writes at
-    # once; otherwise it waits until all of its reads are done, and the first chunk of many pays for all of them.
-    write_buffer_bytes: int = 0
+    # Above this the source of a stream is paused. With 0 uvloop writes at once; otherwise when all of its reads are
+    # done, which lets chunks gather and so carries more of them (benchmarks/gateway.md).
+    write_buffer_bytes: int = 128 * 1024
 
 
 class ClientLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
