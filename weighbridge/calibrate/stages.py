@@ -18,7 +18,7 @@ from weighbridge.calibrate.probe import Probe
 from weighbridge.core.instance import Limits
 
 HELD_OUT = "random"
-LEAST_HELD_OUT = 24
+LEAST_HELD_OUT = 48
 """About so many requests are held out at least, unless the budget is very short."""
 
 
