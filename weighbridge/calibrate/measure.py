@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 
 from weighbridge.calibrate.endpoint import Endpoint, busy, read_load
 from weighbridge.calibrate.probe import Probe, Prober, ProbeResult
-from weighbridge.calibrate.stages import HELD_OUT, Shape, Speed, Stage, random_stage, repeat_stages, round_of
+from weighbridge.calibrate.stages import HELD_OUT, TRAFFIC, Shape, Speed, Stage, random_stage, repeat_stages, round_of
 from weighbridge.core.errors import UpstreamError
 from weighbridge.core.instance import LoadReport
 from weighbridge.http.client import HttpClient
 
-HELD_OUT_SHARE = 0.35
+GRID_SHARE, TRAFFIC_SHARE = 0.4, 0.3
+"""Of the budget; the rest judges the fit."""
 ALLOWED_FAILURES = 0.1
 _PAUSE_S = 0.05
 
@@ -103,17 +104,22 @@ class Measurer:
                 self.found.repeat_cold = results[0]
             elif results:
                 self.found.repeat_warm = results[0]
-        until = (1 - HELD_OUT_SHARE) * self._budget_s
+        until = GRID_SHARE * self._budget_s
         while not self._stop.is_set() and self._elapsed() < until:
             if not await self._round(shape, long_tokens, until):
                 break
-        left = self._budget_s - self._elapsed()
-        if self._stop.is_set() or left < 0.1 * self._budget_s:
-            self.found.missing.append(HELD_OUT)
-        else:
-            stage = random_stage(shape, self._speed, 0.85 * left, self._rng, long_tokens=long_tokens)
-            self.found.results += await self._run(stage)
+        await self._traffic(TRAFFIC, (GRID_SHARE + TRAFFIC_SHARE) * self._budget_s, shape, long_tokens, busy=0.85)
+        await self._traffic(HELD_OUT, self._budget_s, shape, long_tokens, busy=0.6)
         self.found.interrupted = self._stop.is_set()
+
+    async def _traffic(self, name: str, until: float, shape: Shape, long_tokens: int, *, busy: float) -> None:
+        """Random requests until the given second of the budget, their draining included."""
+        left = until - self._elapsed()
+        if self._stop.is_set() or left < 0.1 * self._budget_s:
+            self.found.missing.append(name)
+            return
+        stage = random_stage(name, shape, self._speed, 0.85 * left, self._rng, long_tokens=long_tokens, busy=busy)
+        self.found.results += await self._run(stage)
 
     async def _round(self, shape: Shape, long_tokens: int, until: float) -> bool:
         """One pass over the grid; False when nothing of it fitted into the time left."""
@@ -138,7 +144,7 @@ class Measurer:
             return []
         tasks = [asyncio.create_task(self._send(stage.name, probe)) for probe in stage.probes]
         stopping = asyncio.create_task(self._stop.wait())
-        watching = asyncio.create_task(self._watch()) if stage.name in ("burst", HELD_OUT) else None
+        watching = asyncio.create_task(self._watch()) if stage.name in ("burst", TRAFFIC, HELD_OUT) else None
         waiting = set(tasks)
         try:
             while waiting and not stopping.done():

@@ -5,7 +5,8 @@ decode-C    C sequences at once, short and long contexts: base, the curve in seq
 mixed       a prompt arrives while others decode: how one slows the other
 burst       twice the engine's sequences at once: the queue, and how many run
 repeat      one prompt twice: whether a prefix is found again
-random      random lengths and arrivals: held out, to judge the fit by
+traffic     random lengths and arrivals: what requests cost each other beyond their steps
+random      the same at another load: held out, to judge the fit by
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from dataclasses import dataclass
 from weighbridge.calibrate.probe import Probe
 from weighbridge.core.instance import Limits
 
+TRAFFIC = "traffic"
 HELD_OUT = "random"
 LEAST_HELD_OUT = 48
 """About so many requests are held out at least, unless the budget is very short."""
+SPREAD = 1.2
+"""Of the logarithm of prompt lengths in random stages: short prompts among long ones, as in real traffic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +111,10 @@ def repeat_stages(long_tokens: int, seed: int) -> list[Stage]:
     return [Stage("repeat-cold", (Probe(tokens, 2, seed=seed),)), Stage("repeat-warm", (Probe(tokens, 2, seed=seed),))]
 
 
-def random_stage(shape: Shape, speed: Speed, seconds: float, rng: random.Random, *, long_tokens: int) -> Stage:
-    """Random lengths at Poisson arrivals that keep the engine about 60 % busy for about `seconds`."""
+def random_stage(
+    name: str, shape: Shape, speed: Speed, seconds: float, rng: random.Random, *, long_tokens: int, busy: float
+) -> Stage:
+    """Random lengths at Poisson arrivals that keep the engine `busy` (a share) for about `seconds`."""
     probes: list[Probe] = []
     now = 0.0
     top = min(long_tokens, shape.context_tokens - 64)
@@ -116,11 +122,12 @@ def random_stage(shape: Shape, speed: Speed, seconds: float, rng: random.Random,
     mean_prompt, mean_output = 0.25 * top, 20.0
     typical = speed.prefill_s * mean_prompt + mean_output * (speed.step_s / width + speed.sequence_s)
     # a slow engine gets shorter requests rather than too few to judge a fit by
-    shrink = min(1.0, 0.6 * seconds / (LEAST_HELD_OUT * typical))
+    shrink = min(1.0, busy * seconds / (LEAST_HELD_OUT * typical))
     while now < seconds and len(probes) < 200:
-        prompt = min(top, 8 + int(rng.expovariate(1 / max(8.0, shrink * mean_prompt))))
+        median = max(8.0, shrink * mean_prompt) / math.exp(0.5 * SPREAD**2)
+        prompt = min(top, 4 + int(median * math.exp(rng.gauss(0.0, SPREAD))))
         output = min(64, 4 + int(rng.expovariate(1 / max(4.0, shrink * mean_output))))
         probes.append(Probe(prompt, output, after_s=now))
-        busy = speed.prefill_s * prompt + output * (speed.step_s / width + speed.sequence_s)
-        now += rng.expovariate(0.6 / busy)
-    return Stage(HELD_OUT, tuple(probes))
+        work_s = speed.prefill_s * prompt + output * (speed.step_s / width + speed.sequence_s)
+        now += rng.expovariate(busy / work_s)
+    return Stage(name, tuple(probes))
