@@ -16,12 +16,21 @@ from weighbridge.core.errors import ConfigError
 
 
 @dataclass
+class Ended:
+    stopped: bool
+
+
+@dataclass
 class Measured:
     report: dict[str, Any]
+    result: Ended
 
 
-def serve(monkeypatch: pytest.MonkeyPatch, capacity: float) -> list[float]:
-    """Replaces the measurement by a server that attains everything up to `capacity` and half of it above."""
+def serve(monkeypatch: pytest.MonkeyPatch, capacity: float, stop_at: float = float("inf")) -> list[float]:
+    """Replaces the measurement by a server that attains everything up to `capacity` and half of it above.
+
+    From the rate `stop_at` on the measurement is interrupted.
+    """
     tried: list[float] = []
 
     def measure(options: RunOptions) -> Measured:
@@ -33,7 +42,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, capacity: float) -> list[float]:
         report: dict[str, Any] = {"attainment": attained, "goodput_per_s": attained * rate, "offered": 100}
         report |= {"offered_rate": rate, "verdict": "VALID", "by_status": {"ok": 100}, "shed_rate": 0.0}
         report |= {"output_tokens_per_s": 1.0, "ttft_s": spread, "tpot_s": spread, "e2e_s": spread}
-        return Measured({**report, "adjusted": {"ttft_s": spread}})
+        return Measured({**report, "adjusted": {"ttft_s": spread}}, Ended(rate >= stop_at))
 
     monkeypatch.setattr(sweep_module, "measure", measure)
     return tried
@@ -77,3 +86,11 @@ def test_given_rates_are_measured_exactly(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_start_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--from"):
         run(tmp_path, SweepOptions(start=0.0))
+
+
+def test_an_interrupt_ends_the_search_and_not_only_one_rate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tried = serve(monkeypatch, capacity=40.0, stop_at=4.0)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, SweepOptions(start=1.0))
+    assert max(tried) >= 4.0
+    assert sum(rate >= 4.0 for rate in tried) == 1
