@@ -1,6 +1,6 @@
 """Exact prompt lengths by a model's own `tokenizer.json`, for fleets to which a good estimate is not enough.
 
-Counting takes about a millisecond per thousand tokens on a request's way, so it is done for the models that name a
+Counting takes about two milliseconds per thousand tokens on a request's way, so it is done for the models that name a
 file only. What the chat template adds is learned from the engines' usage: a constant and so much per message.
 """
 
