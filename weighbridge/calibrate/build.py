@@ -125,7 +125,7 @@ def _settled(config: SchedulerConfig, results: Sequence[ProbeResult], found: Mea
     per_token = float(np.median([r.ttft_s / r.prompt_tokens for r in alone]))
     rows = config.prefill_rows
     most = max(rows, int(longest_s / per_token) // rows * rows)
-    return replace(config, token_budget=min(config.token_budget, most))
+    return replace(config, prefill_limit=min(config.token_budget, most))
 
 
 def _start(results: Sequence[ProbeResult]) -> StepTerms:

@@ -21,7 +21,7 @@ def kind_of(name: str) -> Kind:
     return next((kind for kind in KINDS if kind == name), "openai")
 
 
-TOLD = ("mixing", "admission", "preemption", "prefill_rows", "busy_prefill_tokens", "token_budget")
+TOLD = ("mixing", "admission", "preemption", "prefill_rows", "busy_prefill_tokens", "token_budget", "prefill_limit")
 """What an engine may tell of its scheduler, and a profile keeps of it."""
 
 

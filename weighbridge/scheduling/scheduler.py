@@ -26,6 +26,7 @@ class SchedulerConfig:
     `prefill_rows` is the multiple in which prompts are cut (the last chunk of a prompt may be any size);
     `busy_prefill_tokens` caps prefill per step while anything decodes (None: the token budget is the cap); where `n`
     prompts are computed at the same time, the cap is `n` times that, up to half the token budget.
+    `prefill_limit` is where `Scheduler.prefill_limit` starts.
     `preemption` is what happens to a sequence that loses its memory: `swap` keeps its KV in host memory, `auto` takes
     the cheaper by `swap_s_per_token` (out and in again) against `prefill_s_per_token`.
     With `preempt_priority`, a waiting sequence takes the place of a running one of strictly worse priority, but one
@@ -51,6 +52,7 @@ class SchedulerConfig:
     prefill_rows: int = 1
     busy_prefill_tokens: int | None = None
     max_waiting: int | None = None
+    prefill_limit: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("token_budget", "max_sequences", "block_tokens", "blocks", "prefill_rows"):
@@ -86,7 +88,7 @@ class Scheduler:
         self.waiting = WaitingQueue(config.discipline, config.ageing_s)
         self.running: list[Sequence] = []
         self.preemptions = 0
-        self.prefill_limit: int | None = None  # an engine that knows its speed may lower the prefill of a step
+        self.prefill_limit = config.prefill_limit  # an engine that knows its speed may lower the prefill of a step
         self._sequences: dict[str | int, Sequence] = {}
         self._free_slots = list(range(config.max_sequences))
         self._in_flight: Batch | None = None
