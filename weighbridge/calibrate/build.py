@@ -23,6 +23,8 @@ from weighbridge.cost.step import rates_of
 from weighbridge.scheduling.scheduler import SchedulerConfig
 
 LEAST_REQUESTS = 24
+SPREAD = 0.1
+"""Lone probes on a quiet engine fit to a few per cent; what several cost each other is no noise beside them."""
 POOR = 0.15
 """Median error of held-out requests from which a calibration is said to have gone wrong."""
 
@@ -63,6 +65,7 @@ def build_profile(found: Measurement, provenance: Provenance, *, seed: int = 0) 
         terms=(*TERMS, "overhead_s"),
         start=_start(results),
         piecewise=None,
+        least_spread=SPREAD,
     )
     judged = [r for r, was in zip(result.replayed, fitted, strict=True) if not was]
     residuals = {metric: _residuals(judged, metric) for metric in METRICS}

@@ -60,6 +60,7 @@ def fit_requests(
     extra: Sequence[Observation] = (),
     rounds: int = 12,
     piecewise: bool | None = False,
+    least_spread: float = 0.0,
     progress: Callable[[float, float], None] = lambda done, total: None,
 ) -> RequestFit:
     """Fit on the requests for which `fitted` is true; all of them are replayed, since they share the engine.
@@ -81,7 +82,9 @@ def fit_requests(
         if latest is not None and (best is None or score < best[0]):
             best = (score, _with_model(latest, model, overhead_s))
         observations = [*extra, *_clean(_picked(replayed, fitted), overhead)]
-        latest = fit_steps(observations, terms=terms, rng=rng, hold_out=0.0, piecewise=piecewise)
+        latest = fit_steps(
+            observations, terms=terms, rng=rng, hold_out=0.0, piecewise=piecewise, least_spread=least_spread
+        )
         moved = _halfway(model, latest.terms)
         change = _change(model, moved)
         model, overhead_s = moved, 0.5 * (overhead_s + latest.overhead_s)

@@ -153,8 +153,11 @@ def fit_steps(
     rng: np.random.Generator,
     hold_out: float = 0.2,
     piecewise: bool | None = None,
+    least_spread: float = 0.0,
 ) -> StepFit:
     """Fit the named terms. `piecewise` None lets cross-validation decide on the curve in sequences.
+
+    Relative errors up to about `least_spread` are no outliers, however exactly the majority is met.
 
     A term of which no observation holds any work is left at 0 and named in `unidentified`.
 
@@ -172,20 +175,20 @@ def fit_steps(
     knots = _knots(observations)
     if "sequence_s" in design.terms and len(knots) > 1 and piecewise is not False:
         curve = replace(design, knots=knots)
-        if piecewise or _error_across(curve, observations, rng) < (1 - PIECEWISE_GAIN) * _error_across(
-            design, observations, rng
+        if piecewise or _error_across(curve, observations, rng, least_spread) < (1 - PIECEWISE_GAIN) * _error_across(
+            design, observations, rng, least_spread
         ):
             design = curve
     held = _held_out(len(observations), hold_out, rng)
-    solution = solve(design, [o for o, out in zip(observations, held, strict=True) if not out])
+    solution = solve(design, [o for o, out in zip(observations, held, strict=True) if not out], least_spread)
     judged = [o for o, out in zip(observations, held, strict=True) if out] or list(observations)
     residuals = residuals_by_metric(design, solution, judged)
     if held.any():
-        solution = solve(design, observations)
+        solution = solve(design, observations, least_spread)
     return _report(design, solution, observations, residuals, absent)
 
 
-def solve(design: Design, observations: Sequence[Observation]) -> Array:
+def solve(design: Design, observations: Sequence[Observation], least_spread: float = 0.0) -> Array:
     """Coefficients in seconds, one per column; robust against a minority of outliers."""
     matrix, seconds = _relative(design, observations)
     scale = np.linalg.norm(matrix, axis=0)
@@ -201,7 +204,7 @@ def solve(design: Design, observations: Sequence[Observation]) -> Array:
         if np.allclose(previous, solution, rtol=1e-6, atol=0.0):
             break
         error = np.abs(scaled @ solution - 1.0)
-        spread = max(1.4826 * float(np.median(error)), 1e-9)
+        spread = max(1.4826 * float(np.median(error)), least_spread, 1e-9)
         weights = np.minimum(1.0, HUBER * spread / np.maximum(error, 1e-12))
     result: Array = solution / scale
     return result
@@ -255,7 +258,11 @@ def _knots(observations: Sequence[Observation]) -> tuple[int, ...]:
 
 
 def _error_across(
-    design: Design, observations: Sequence[Observation], rng: np.random.Generator, folds: int = 5
+    design: Design,
+    observations: Sequence[Observation],
+    rng: np.random.Generator,
+    least_spread: float,
+    folds: int = 5,
 ) -> float:
     """Mean absolute relative error, each observation forecast by a fit that did not see it.
 
@@ -267,7 +274,7 @@ def _error_across(
     errors: list[float] = []
     for fold in range(folds):
         out = set(order[fold::folds].tolist())
-        solution = solve(design, [o for i, o in enumerate(observations) if i not in out])
+        solution = solve(design, [o for i, o in enumerate(observations) if i not in out], least_spread)
         held = [observations[i] for i in sorted(out) if judged[i]]
         for values in residuals_by_metric(design, solution, held).values():
             errors.extend(np.abs(values).tolist())
