@@ -123,8 +123,8 @@ def random_stage(
     typical = speed.prefill_s * mean_prompt + mean_output * (speed.step_s / width + speed.sequence_s)
     # a slow engine gets shorter requests rather than too few to judge a fit by
     shrink = min(1.0, busy * seconds / (LEAST_HELD_OUT * typical))
+    median = max(8.0, shrink * mean_prompt) / math.exp(0.5 * SPREAD**2)
     while now < seconds and len(probes) < 200:
-        median = max(8.0, shrink * mean_prompt) / math.exp(0.5 * SPREAD**2)
         prompt = min(top, 4 + int(median * math.exp(rng.gauss(0.0, SPREAD))))
         output = min(64, 4 + int(rng.expovariate(1 / max(4.0, shrink * mean_output))))
         probes.append(Probe(prompt, output, after_s=now))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,16 +73,9 @@ def simulate(
     from weighbridge.sim.live import SimulationSettings
     from weighbridge.sim.runs import Run
 
-    if assign not in ("router", "fixed"):
-        raise ConfigError(f"must be router or fixed, not '{assign}'", source="--assign")
-    if dispatch not in ("auto", "hold", "immediate"):
-        raise ConfigError(f"must be auto, hold or immediate, not '{dispatch}'", source="--dispatch")
-    for name, seconds in (("--poll", poll), ("--progress", progress)):
-        if seconds < 0:
-            raise ConfigError(f"must be 0 or more, not {seconds:g}", source=name)
-    for name, value in (("--instances", instances), ("--requests", requests), ("--seeds", seeds)):
-        if value < 1:
-            raise ConfigError(f"must be at least 1, not {value}", source=name)
+    _check_words(assign, dispatch)
+    _check_numbers({"--poll": poll, "--progress": progress}, least=0)
+    _check_numbers({"--instances": instances, "--requests": requests, "--seeds": seeds}, least=1)
     if rate is not None and rate <= 0:
         raise ConfigError(f"must be above 0, not {rate:g}", source="--rate")
     workload, tiers, skipped = _workload(trace, mix, input, output, rate, arrivals, requests, skip_bad)
@@ -110,6 +104,24 @@ def simulate(
         raise ConfigError("--log, --records and --chrome need one policy and one seed")
     else:
         _many(runs, jobs, on_ray, as_json, skipped)
+
+
+def _check_words(assign: str, dispatch: str) -> None:
+    from weighbridge.core.errors import ConfigError
+
+    if assign not in ("router", "fixed"):
+        raise ConfigError(f"must be router or fixed, not '{assign}'", source="--assign")
+    if dispatch not in ("auto", "hold", "immediate"):
+        raise ConfigError(f"must be auto, hold or immediate, not '{dispatch}'", source="--dispatch")
+
+
+def _check_numbers(values: Mapping[str, float], *, least: int) -> None:
+    from weighbridge.core.errors import ConfigError
+
+    for name, value in values.items():
+        if value < least:
+            wanted = "0 or more" if least == 0 else f"at least {least}"
+            raise ConfigError(f"must be {wanted}, not {value:g}", source=name)
 
 
 def experiment(

@@ -5,6 +5,7 @@ Six GPUs as 2 prefill + 4 decode against 6 mixed ones, by link bandwidth and by 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -16,7 +17,6 @@ from weighbridge.sim.experiments.base import (
     Options,
     Outcome,
     Panel,
-    attainments,
     compare_policies,
     overall,
     table,
@@ -27,6 +27,7 @@ from weighbridge.sim.lab import tiers_of
 from weighbridge.sim.live import SimulationSettings
 from weighbridge.sim.runs import Generated, Run
 from weighbridge.sim.simulation import Simulation
+from weighbridge.sim.sweep import Spread
 from weighbridge.workload import mixes
 
 RATE = 19.0
@@ -62,6 +63,55 @@ def parts(fleet: SimulatedFleet, duration_s: float, seed: int) -> dict[str, floa
     }
 
 
+def _findings(
+    by_trace: Mapping[str, Mapping[str, Spread]],
+    tpot: Mapping[str, Mapping[str, float]],
+    split_parts: Mapping[str, Mapping[str, float]],
+) -> tuple[list[str], list[str]]:
+    """What is gained, and where disaggregation loses."""
+    findings: list[str] = []
+    loses: list[str] = []
+    for policy in POLICIES:
+        colocated = by_trace["6 mixed"][policy].mean
+        best = max(SPLITS, key=lambda split: by_trace[split][policy].mean)
+        apart = by_trace[best][policy].mean
+        line = (
+            f"{policy}: 6 mixed {100 * colocated:.1f} %, best split {best} {100 * apart:.1f} %; TPOT p99 "
+            f"{1e3 * tpot[policy]['6 mixed']:.1f} ms together, {1e3 * tpot[policy]['2P+4D']:.1f} ms apart"
+        )
+        (findings if apart >= colocated else loses).append(line)
+        worst = min(SPLITS, key=lambda split: by_trace[split][policy].mean)
+        findings.append(f"{policy}: a mismatched split ({worst}) attains {100 * by_trace[worst][policy].mean:.1f} %")
+    for name, row in split_parts.items():
+        findings.append(
+            f"{name}: TTFT {1e3 * row['ttft']:.0f} ms = queue and prefill {1e3 * row['queue and prefill']:.0f} "
+            f"+ link wait {1e3 * row['wait for the link']:.0f} + transfer {1e3 * row['transfer']:.0f} + first decode "
+            f"{1e3 * row['first decode step']:.0f}"
+        )
+    return findings, loses
+
+
+def _panels(by_trace: Mapping[str, Mapping[str, Spread]], bandwidths: Sequence[float]) -> list[Panel]:
+    at = [f"{b / 1e9:g} GB/s" for b in bandwidths]
+    return [
+        Panel(
+            title="2P+4D by link bandwidth",
+            x="GB/s",
+            y="attainment",
+            log_x=True,
+            curves={p: ([b / 1e9 for b in bandwidths], [by_trace[n][p].mean for n in at]) for p in POLICIES},
+        ),
+        *(
+            Panel(
+                title=f"six GPUs by split, {policy}",
+                x="attainment",
+                bars={n: by_trace[n][policy].mean for n in (*SPLITS, "6 mixed")},
+            )
+            for policy in POLICIES
+        ),
+    ]
+
+
 def run(options: Options) -> Outcome:
     """Bandwidths, then splits, then colocated."""
     seeds = options.seed_list(3)
@@ -87,25 +137,7 @@ def run(options: Options) -> Outcome:
         p: {name: fmean(r.summary.tpot_s.p99 for r in results[name, p]) for name in ("2P+4D", "6 mixed")}
         for p in POLICIES
     }
-    findings: list[str] = []
-    loses: list[str] = []
-    for policy in POLICIES:
-        colocated = attainments(results["6 mixed", policy]).mean
-        best = max(SPLITS, key=lambda split: by_trace[split][policy].mean)
-        apart = by_trace[best][policy].mean
-        line = (
-            f"{policy}: 6 mixed {100 * colocated:.1f} %, best split {best} {100 * apart:.1f} %; TPOT p99 "
-            f"{1e3 * tpot[policy]['6 mixed']:.1f} ms together, {1e3 * tpot[policy]['2P+4D']:.1f} ms apart"
-        )
-        (findings if apart >= colocated else loses).append(line)
-        worst = min(SPLITS, key=lambda split: by_trace[split][policy].mean)
-        findings.append(f"{policy}: a mismatched split ({worst}) attains {100 * by_trace[worst][policy].mean:.1f} %")
-    for name, row in split_parts.items():
-        findings.append(
-            f"{name}: TTFT {1e3 * row['ttft']:.0f} ms = queue and prefill {1e3 * row['queue and prefill']:.0f} "
-            f"+ link wait {1e3 * row['wait for the link']:.0f} + transfer {1e3 * row['transfer']:.0f} + first decode "
-            f"{1e3 * row['first decode step']:.0f}"
-        )
+    findings, loses = _findings(by_trace, tpot, split_parts)
     return Outcome(
         experiment="transfer",
         quick=options.quick,
@@ -115,23 +147,7 @@ def run(options: Options) -> Outcome:
         data={"ttft_parts": split_parts, "tpot_p99_s": tpot},
         findings=findings,
         loses=loses,
-        panels=[
-            Panel(
-                title="2P+4D by link bandwidth",
-                x="GB/s",
-                y="attainment",
-                log_x=True,
-                curves={p: ([b / 1e9 for b in bandwidths], [by_trace[n][p].mean for n in at]) for p in POLICIES},
-            ),
-            *(
-                Panel(
-                    title=f"six GPUs by split, {policy}",
-                    x="attainment",
-                    bars={n: by_trace[n][policy].mean for n in (*SPLITS, "6 mixed")},
-                )
-                for policy in POLICIES
-            ),
-        ],
+        panels=_panels(by_trace, bandwidths),
     )
 
 

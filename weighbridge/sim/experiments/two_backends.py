@@ -7,7 +7,7 @@ router's score uses the isolated rates, as in the document: it ranks work, it do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +105,62 @@ def change(both: dict[str, Any], gpu: dict[str, Any], key: str) -> float:
     return float(both[key] / gpu[key] - 1.0)
 
 
+Pair = tuple[dict[str, Any], ...]
+"""Figures of one case with the fast backend alone, and with both."""
+
+
+def _findings(cases: Mapping[int, Pair], cold: Mapping[int, dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """What both backends together gain, and what they lose."""
+    findings: list[str] = []
+    loses: list[str] = []
+    for n, (gpu, both) in cases.items():
+        first = both["cpu_indices"][0] if both["cpu_indices"] else None
+        findings.append(
+            f"{n} requests: completion {gpu['completion_s']:.2f} -> {both['completion_s']:.2f} s "
+            f"({change(both, gpu, 'completion_s'):+.1%}), {both['cpu_requests']} to the slow backend, the first is "
+            f"request {first}"
+        )
+        for key in ("ttft_p50_s", "ttft_p95_s", "e2e_p50_s", "e2e_p95_s", "mean_e2e_s"):
+            moved = change(both, gpu, key)
+            (findings if moved <= 0 else loses).append(f"{n} requests: {key} {moved:+.1%}")
+    offloaded = ", ".join(f"{row['cpu_requests']} of {n}" for n, row in cold.items())
+    findings.append(f"cold prefixes (handicap 34.9 times in prefill): {offloaded} go to the slow backend")
+    return findings, loses
+
+
+def _panels(
+    by_active: Mapping[int, Pair], by_hits: Mapping[float, dict[str, Any]], sustained: Mapping[float, Pair]
+) -> list[Panel]:
+    return [
+        Panel(
+            title="48 requests: completion by active sequences",
+            x="active at most per backend",
+            y="s",
+            log_x=True,
+            curves={
+                "all GPU": ([float(a) for a in by_active], [by_active[a][0]["completion_s"] for a in by_active]),
+                "mixed": ([float(a) for a in by_active], [by_active[a][1]["completion_s"] for a in by_active]),
+            },
+        ),
+        Panel(
+            title="48 requests: share of the slow backend by warm share",
+            x="share of requests with the shared prefix",
+            y="requests of 48",
+            curves={"mixed": (list(by_hits), [float(row["cpu_requests"]) for row in by_hits.values()])},
+        ),
+        Panel(
+            title="sustained Poisson arrivals, 300 requests",
+            x="requests/s",
+            y="mean completion [s]",
+            log_y=True,
+            curves={
+                "all GPU": ([1 / g for g in sustained], [sustained[g][0]["mean_e2e_s"] for g in sustained]),
+                "mixed": ([1 / g for g in sustained], [sustained[g][1]["mean_e2e_s"] for g in sustained]),
+            },
+        ),
+    ]
+
+
 def run(options: Options) -> Outcome:
     """The two recorded cases, the crossover, the control and three sweeps."""
     counts = [8, 48]
@@ -127,20 +183,7 @@ def run(options: Options) -> Outcome:
         g: tuple(measure(Burst(300, g, poisson=True), mixed=m, seed=options.first_seed) for m in (False, True))
         for g in gaps
     }
-    findings: list[str] = []
-    loses: list[str] = []
-    for n, (gpu, both) in cases.items():
-        first = both["cpu_indices"][0] if both["cpu_indices"] else None
-        findings.append(
-            f"{n} requests: completion {gpu['completion_s']:.2f} -> {both['completion_s']:.2f} s "
-            f"({change(both, gpu, 'completion_s'):+.1%}), {both['cpu_requests']} to the slow backend, the first is "
-            f"request {first}"
-        )
-        for key in ("ttft_p50_s", "ttft_p95_s", "e2e_p50_s", "e2e_p95_s", "mean_e2e_s"):
-            moved = change(both, gpu, key)
-            (findings if moved <= 0 else loses).append(f"{n} requests: {key} {moved:+.1%}")
-    offloaded = ", ".join(f"{row['cpu_requests']} of {n}" for n, row in cold.items())
-    findings.append(f"cold prefixes (handicap 34.9 times in prefill): {offloaded} go to the slow backend")
+    findings, loses = _findings(cases, cold)
     return Outcome(
         experiment="two-backends",
         quick=options.quick,
@@ -159,34 +202,7 @@ def run(options: Options) -> Outcome:
         },
         findings=findings,
         loses=loses,
-        panels=[
-            Panel(
-                title="48 requests: completion by active sequences",
-                x="active at most per backend",
-                y="s",
-                log_x=True,
-                curves={
-                    "all GPU": ([float(a) for a in active], [by_active[a][0]["completion_s"] for a in active]),
-                    "mixed": ([float(a) for a in active], [by_active[a][1]["completion_s"] for a in active]),
-                },
-            ),
-            Panel(
-                title="48 requests: share of the slow backend by warm share",
-                x="share of requests with the shared prefix",
-                y="requests of 48",
-                curves={"mixed": (hits, [float(by_hits[h]["cpu_requests"]) for h in hits])},
-            ),
-            Panel(
-                title="sustained Poisson arrivals, 300 requests",
-                x="requests/s",
-                y="mean completion [s]",
-                log_y=True,
-                curves={
-                    "all GPU": ([1 / g for g in gaps], [sustained[g][0]["mean_e2e_s"] for g in gaps]),
-                    "mixed": ([1 / g for g in gaps], [sustained[g][1]["mean_e2e_s"] for g in gaps]),
-                },
-            ),
-        ],
+        panels=_panels(by_active, by_hits, sustained),
     )
 
 
