@@ -1,6 +1,7 @@
 """What engines tell before they are measured: recordings of real ones, and the documented shapes of two others."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,13 @@ import pytest
 
 from tests.support.loop import run
 from weighbridge.calibrate.endpoint import Endpoint, read_endpoint, read_load
-from weighbridge.core.errors import UpstreamError
-from weighbridge.core.instance import LoadReport
+from weighbridge.calibrate.engines import config_of, kept_of, scheduling_of
+from weighbridge.core.errors import InputError, UpstreamError
+from weighbridge.core.instance import Limits, LoadReport, Rates
+from weighbridge.cost.profile import Profile, Provenance, decode_profile, encode_profile
 from weighbridge.http import HttpServer, Request, Responder, Routes, ServerLimits
 from weighbridge.http.client import HttpClient
+from weighbridge.scheduling.scheduler import Scheduler
 
 ENGINES = Path(__file__).resolve().parents[1] / "data" / "engines"
 Page = tuple[int, dict[str, str], bytes]
@@ -117,3 +121,17 @@ def test_an_engine_that_cannot_list_its_models_is_measured_by_name() -> None:
     endpoint, seen = run(ask(pages, model="smol", kind="transformers"))
     assert (endpoint.kind, endpoint.model, endpoint.token_prompts) == ("transformers", "smol", False)
     assert seen == LoadReport()
+
+
+def test_a_profile_keeps_the_scheduler_that_it_was_fitted_with() -> None:
+    limits = Limits(token_budget=512, max_sequences=4, kv_blocks=256)
+    told = {"mixing": "split", "prefill_rows": 64, "busy_prefill_tokens": 64, "max_step_s": 1.0}
+    config = replace(scheduling_of("embedded", limits, told), prefill_limit=128)
+    rates = Rates(prefill_tokens_per_s=180.0, decode_tokens_per_s=80.0)
+    provenance = Provenance(engine="embedded")
+    profile = Profile(rates=rates, limits=limits, scheduling=kept_of(config), provenance=provenance)
+    found = config_of(decode_profile(encode_profile(profile)))
+    assert found == config
+    assert Scheduler(found).prefill_limit == 128
+    with pytest.raises(InputError, match="cannot be replayed"):
+        scheduling_of("embedded", limits, {"mixing": "by magic"})

@@ -119,3 +119,24 @@ def test_the_curve_in_sequences_goes_on_with_its_last_slope_and_runs_in_closed_f
     assert sequence_seconds(terms, 8) == pytest.approx(0.017)
     steps = sum(step_seconds(terms, sequences=3, kv_tokens=600 + 3 * j) for j in range(50))
     assert decode_run_seconds(terms, sequences=3, kv_tokens=600, steps=50) == pytest.approx(steps, rel=1e-12)
+
+
+def test_what_several_cost_each_other_is_no_outlier_beside_lone_probes_that_fit_exactly() -> None:
+    """Prompts and lone decodes agree on base and sequence; wider batches, a minority, take longer than those say."""
+    lone = [Observation(seconds=4e-3 + 5e-3 * p, sequences={0: 1.0}, prefill_tokens=p) for p in range(16, 80)]
+    lone += [Observation(seconds=12e-3 * n, sequences={1: float(n)}) for n in range(1, 97)]
+    wide = [Observation(seconds=46e-3 * n, sequences={4: float(n)}) for n in range(1, 33)]
+
+    def of_four(least_spread: float) -> float:
+        fit = fit_steps(
+            [*lone, *wide],
+            terms=("base_s", "prefill_s", "sequence_s"),
+            rng=np.random.default_rng(1),
+            hold_out=0.0,
+            piecewise=False,
+            least_spread=least_spread,
+        )
+        return fit.terms.base_s + 4 * fit.terms.sequence_s
+
+    assert of_four(0.0) < 0.9 * 46e-3
+    assert of_four(0.1) == pytest.approx(46e-3, rel=0.08)
