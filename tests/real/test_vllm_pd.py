@@ -160,8 +160,12 @@ def test_the_decode_server_stands_in_when_the_prefill_server_dies(servers: tuple
         expected = text(await direct(d, messages=PROMPTS[0], max_tokens=16))
         async with pair(servers) as f:
             os.killpg(p.process.pid, signal.SIGKILL)
+            # while it dies the kernel still takes connections for it and resets them: neither refused nor served
             replies = [await via(f, messages=PROMPTS[0], max_tokens=16) for _ in range(2)]
+            legs = [(r.decision.attempt, r.decision.chosen) for r in f.gateway.driver.decisions]
+            print(f"\nprefill server killed: attempts {legs}")
             assert [text(reply) for reply in replies] == [expected] * 2
+            assert legs[-1][1] == "d"
             f.assert_idle()
 
     run(main(), 60.0)

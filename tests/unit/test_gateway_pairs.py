@@ -99,7 +99,8 @@ def test_a_failed_decode_leg_redoes_the_prefill(how: str) -> None:
             reply = await f.post(chat())
             assert reply.status == 502
             assert len(d.calls) == 3
-            assert len(p.calls) == 3, "parameters are good for one use: each attempt prefills anew"
+            assert len(p.calls) == 2, "parameters are good for one use: each pair prefills anew"
+            assert "kv_transfer_params" not in json.loads(d.calls[2].body), "the last try needs no prefill engine"
             f.assert_idle()
 
     run(main())
@@ -113,7 +114,7 @@ def test_a_failed_prefill_leg_is_retried_and_nobody_waits_for_its_kv(how: str) -
         async def sometimes(call: Call) -> None:
             nonlocal tries
             tries += 1
-            if tries < 3:
+            if tries < 2:
                 if how == "status":
                     await call.reply(500, b"{}")
                 else:
@@ -124,7 +125,8 @@ def test_a_failed_prefill_leg_is_retried_and_nobody_waits_for_its_kv(how: str) -
         async with pair(sometimes, answer) as (f, p, d):
             reply = await f.post(chat())
             assert reply.status == 200
-            assert (len(p.calls), len(d.calls)) == (3, 1)
+            assert (len(p.calls), len(d.calls)) == (2, 1)
+            assert "kv_transfer_params" in json.loads(d.calls[0].body)
             f.assert_idle()
 
     run(main())
@@ -171,8 +173,9 @@ def test_late_parameters_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with pair(prefill, answer) as (f, _, d):
             reply = await f.post(chat())
-            assert reply.status == 502
-            assert d.calls == [], "what the prefill engine may have freed is never read"
+            assert text_of(reply.body) == "abc"
+            assert len(d.calls) == 1
+            assert "kv_transfer_params" not in json.loads(d.calls[0].body), "what may have been freed is never read"
             f.assert_idle()
 
     run(main())
@@ -269,9 +272,9 @@ def test_a_two_step_pair_chosen_together_starts_again_when_a_leg_fails(leg: str,
     async def main() -> None:
         scripts = (broken, answer) if leg == "prefill" else (prefill, broken)
         async with pair(*scripts, router=EARLY) as (f, p, d):
-            assert (await f.post(chat())).status == 502
-            assert len(p.calls) == 3
-            assert len(d.calls) == (0 if leg == "prefill" else 3)
+            assert (await f.post(chat())).status == (200 if leg == "prefill" else 502)
+            assert len(p.calls) == 2
+            assert len(d.calls) == (1 if leg == "prefill" else 3)
             f.assert_idle()
 
     run(main())
@@ -368,7 +371,10 @@ def test_a_prefill_leg_that_fails_or_hangs_frees_the_decode_leg_at_once(protocol
             await call.wait_closed(20.0)
 
     async def waits(call: Call) -> None:
-        await call.wait_closed(20.0)
+        if "kv_transfer_params" not in json.loads(call.body) and protocol == "mooncake":
+            await answer(call)
+        else:
+            await call.wait_closed(20.0)
 
     async def main() -> None:
         quick = {"client": ClientLimits(head_s=0.2)} if how == "silent" else {}
@@ -379,8 +385,11 @@ def test_a_prefill_leg_that_fails_or_hangs_frees_the_decode_leg_at_once(protocol
         )
         async with pairs as (f, p, d):
             reply = await f.post(chat())
-            assert reply.status == 502
-            assert len(p.calls) == 3, "each try runs both legs anew"
+            alone = protocol == "mooncake"  # SGLang's decode engines answer nothing without a prefill engine
+            assert (reply.status, len(p.calls)) == ((200, 2) if alone else (502, 3)), "each pair runs both legs anew"
+            if alone:
+                assert text_of(reply.body) == "abc"
+                d.calls.pop()
             await until(lambda: all(c.peer_closed_s is not None for c in d.calls), 1.0)
             rooms = {json.dumps(json.loads(c.body).get("bootstrap_room", c.body.decode())) for c in d.calls}
             assert len(rooms) == len(d.calls) > 0 or how != "silent"
@@ -422,8 +431,9 @@ def test_a_decode_leg_that_fails_frees_the_prefill_leg_at_once(protocol: str, ho
             await until(lambda: all(c.peer_closed_s is not None for c in p.calls), 1.0)
             await until(lambda: not f.gateway.driver.flights)
             tries = 1 if how == "client" else 3
+            pairs_tried = 2 if tries == 3 and protocol == "mooncake" else tries
             # a prefill leg given up before its engine read it is no call there
-            assert (len(d.calls), len(p.calls) <= tries) == (tries, True)
+            assert (len(d.calls), len(p.calls) <= pairs_tried) == (tries, True)
             f.assert_idle()
 
     run(main())
@@ -450,16 +460,14 @@ def test_a_request_that_either_leg_of_a_pair_refuses_is_the_clients_fault(leg: s
     run(main())
 
 
-def test_a_mooncake_engine_whose_bootstrap_server_is_silent_fails_in_words() -> None:
+def test_a_mooncake_engine_whose_bootstrap_server_is_silent_is_done_without() -> None:
     async def main() -> None:
         fake = Mooncake(ranks=0)
-        async with mooncake(fake) as (f, p, d):
+        async with mooncake(fake, None, answer) as (f, p, d):
             reply = await f.post(chat())
-            assert reply.status == 502
-            outcome = f.gateway.driver.decisions[-1].outcome
-            assert outcome is not None
-            assert "bootstrap_unknown" in outcome.outcome or "attempts_exhausted" in outcome.outcome
-            assert p.calls == d.calls == []
+            assert text_of(reply.body) == "abc", "the decode engine computes the prompt itself"
+            assert p.calls == []
+            assert "kv_transfer_params" not in json.loads(d.calls[0].body)
             f.assert_idle()
 
     run(main())
@@ -554,7 +562,8 @@ def test_the_recorded_answers_of_a_decode_engine_that_gets_no_kv(name: str) -> N
                 assert reply.json() == record["json"]
             else:
                 assert reply.status == 502
-                assert len(p.calls) == len(d.calls) == 3, "a failed load is never retried with the same parameters"
+                assert (len(p.calls), len(d.calls)) == (2, 3), "a failed load is never retried with the same parameters"
+                assert b"kv_transfer_params" not in d.calls[2].body, "nor for ever: the last try loads nothing"
             f.assert_idle()
 
     run(main())

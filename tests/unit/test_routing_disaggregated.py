@@ -139,3 +139,28 @@ def test_a_prefill_reply_read_after_the_first_token_starts_no_second_decode_leg(
     assert router.fleet.charges["r"].instance.name == action.instance
     router.handle(RequestFinished(request_id="r", output_tokens=3), 0.3)
     assert all(i.kv_tokens == i.in_flight == 0 for i in router.fleet)
+
+
+def test_the_last_try_runs_whole_at_a_decode_instance_and_is_charged_as_such() -> None:
+    for dispatch in ("auto", "hold"):
+        router = fleet(dispatch=dispatch)
+        router.handle(arrived("r"), 0.0)
+        failed = RequestFailed(request_id="r", instance="p", reason="x", retriable=True)
+        (again,) = router.handle(failed, 0.1)
+        assert again == Dispatch(request_id="r", instance="p", leg="prefill", attempt=2)
+        (last,) = router.handle(failed, 0.2)
+        assert isinstance(last, Dispatch)
+        assert (last.leg, last.attempt, last.instance[0], last.prefill_instance) == ("whole", 3, "d", None)
+        charged = router.fleet.instances[last.instance]
+        assert (charged.prefill_tokens, charged.decode_tokens) == (100, 50)
+        router.handle(RequestFinished(request_id="r", output_tokens=50), 0.3)
+        assert all(i.kv_tokens == i.in_flight == 0 for i in router.fleet)
+
+
+def test_the_last_try_needs_a_pair_where_decode_instances_cannot_do_without() -> None:
+    router = fleet(kind="sglang")
+    router.handle(arrived("r"), 0.0)
+    for attempt in (2, 3):
+        (again,) = router.handle(RequestFailed(request_id="r", instance="p", reason="x", retriable=True), 0.1)
+        assert isinstance(again, Dispatch)
+        assert (again.leg, again.attempt) == ("both", attempt)

@@ -126,7 +126,7 @@ class Flight:
         if self.legs is None and action.leg != "whole":
             self.legs = Legs(self)
         if self.legs is not None:
-            self.legs.begin()
+            self.legs.begin(action)
         if self.legs is not None and action.leg == "prefill":
             self.legs.send_prefill(action)
         else:

@@ -25,6 +25,7 @@ from weighbridge.gateway.settings import HealthSettings
 from weighbridge.gateway.slow_start import warm_limit
 from weighbridge.http import ClientLimits, ConnectFailed, ExchangeFailed, HttpClient
 from weighbridge.http.client import Reply
+from weighbridge.routing.candidates import can_serve
 
 log = logging.getLogger("weighbridge.gateway.health")
 # The engine said no, or is full: no sign that it is ill.
@@ -254,11 +255,11 @@ class Health:
             state.ejections = max(0, state.ejections - 1)
 
     def _may_eject(self, endpoint: Endpoint) -> bool:
-        """Never the last one of a model, nor more than the configured share of its instances."""
+        """Never the last one or last pair of a model, nor more than the configured share of its instances."""
         mates = [e for e in self._driver.endpoints.values() if set(e.models) & set(endpoint.models)]
-        up = sum(1 for e in mates if e.up)
-        out = len(mates) - up
-        return up > 1 and out + 1 <= self._settings.eject_share * len(mates)
+        left = [e.spec for e in mates if e.up and e is not endpoint]
+        out = len(mates) - len(left)
+        return can_serve(left) and out <= self._settings.eject_share * len(mates)
 
     # the Router is told
 

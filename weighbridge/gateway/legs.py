@@ -39,9 +39,11 @@ class Legs:
         """Whether the prompt's leg has not ended."""
         return self._prefill is not None
 
-    def begin(self) -> None:
-        """A leg is about to be sent."""
+    def begin(self, action: Dispatch) -> None:
+        """A leg, or after failed pairs the whole request, is about to be sent."""
         self._bound = None
+        if action.leg != "decode":
+            self.source = None
 
     # the prompt
 
@@ -83,6 +85,7 @@ class Legs:
         flight = self._flight
         assert self._prefill is not None
         self.source, self._prefill = self._prefill.endpoint, None
+        flight.surface.health.request_succeeded(self.source)
         if self.source.transfer not in CONCURRENT:
             self._params, self._params_s = params, flight.surface.driver.now()
         flight.surface.driver.feed(PrefillFinished(request_id=flight.id))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 
 from weighbridge.core.actions import Leg
 from weighbridge.core.decision import Candidate, Decision, ShadowChoice
+from weighbridge.core.instance import InstanceSpec
 from weighbridge.core.request import Request
 from weighbridge.routing.fleet import Fleet, Instance
 from weighbridge.routing.policy import Choice, Option, View
@@ -21,10 +22,21 @@ NEEDS_PREFILL = frozenset({"sglang"})
 NO_TERMS: dict[str, float] = {}
 
 
+def computes_alone(spec: InstanceSpec) -> bool:
+    """Whether an instance can compute a request from its prompt to its end without another."""
+    return spec.role == "mixed" or (spec.role == "decode" and spec.kind not in NEEDS_PREFILL)
+
+
+def can_serve(specs: Collection[InstanceSpec]) -> bool:
+    """Whether these instances, all of one model, can answer a request: one alone, or a pair."""
+    return any(map(computes_alone, specs)) or {"prefill", "decode"} <= {spec.role for spec in specs}
+
+
 class Pool:
     """The instances that are up and serve one model, by what they may be asked for."""
 
     __slots__ = (
+        "alone",
         "base_s",
         "decode",
         "decode_room",
@@ -44,7 +56,10 @@ class Pool:
         """Where a request may start: mixed instances, and prefill instances if something can decode; where there is
         neither, decode instances of engines that compute a prompt themselves when nobody hands them its KV."""
         if not self.entry:
-            self.entry = [i for i in self.decode if i.spec.kind not in NEEDS_PREFILL]
+            self.entry = [i for i in self.decode if computes_alone(i.spec)]
+        paired = any(i.spec.role == "prefill" for i in self.entry)
+        self.alone = [i for i in serving if paired and computes_alone(i.spec)]
+        """Of a pool with pairs: who needs none; of any other pool nobody."""
         contexts = [i.spec.limits.max_context for i in (*self.entry, *self.decode)]
         self.max_context = min((limit for limit in contexts if limit is not None), default=None)
         """The smallest context limit of all, so that most requests need no look at each one."""

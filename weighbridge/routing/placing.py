@@ -50,7 +50,7 @@ class Placing:
     ) -> Dispatch | None:  # fmt: skip
         """Ask the policy for one of `instances` and send the request there; nothing if it would rather wait.
         `cached` is what `Candidates.cached` said, if that was asked already; the rest is as in `View`."""
-        leg: Leg = "whole" if instances[0].spec.role == "mixed" else "prefill"
+        leg: Leg = "prefill" if instances[0].spec.role == "prefill" else "whole"
         choice, view = self._ask(
             live, instances, leg, now_s, may_hold=may_hold, cached=cached, full=full, held=held, released=released
         )

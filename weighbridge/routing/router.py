@@ -156,6 +156,12 @@ class Router:
     def _enter(self, live: Live, now_s: float) -> list[Action]:
         """Place a request that runs nowhere, hold it, or reject it."""
         pool = self._placing.candidates.pool(live.request.model)
+        if pool.alone and 0 < live.attempts == self.settings.max_attempts - 1:
+            # the last try: it depends on one engine, not on two and what is between them, and has waited enough
+            live.held_s = now_s
+            usable = self._placing.candidates.usable(live.request, pool, pool.alone, live.failed_on)
+            sent = self._placing.start(live, pool, usable, now_s, may_hold=False)
+            return [sent] if sent else []
         usable = self._placing.candidates.usable(live.request, pool, pool.entry, live.failed_on)
         if not usable:
             return [self._reject(live, 503, "no_instance", 1.0)]
