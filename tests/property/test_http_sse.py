@@ -1,13 +1,16 @@
 """The SSE decoders against an independent reading of the WHATWG algorithm, over any cut and any spelling."""
 
 import json
+import tracemalloc
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weighbridge.http import SseParser, SseScanner
 from weighbridge.http.chunked import ChunkedDecoder
+from weighbridge.http.sse import EVENT_END, Splitter
 
 
 def oracle(stream: bytes) -> list[tuple[str, str]]:
@@ -117,3 +120,61 @@ def test_chunked_decoder_over_any_cut(chunks: list[bytes], where: list[int], ext
     assert out == b"".join(chunks)
     assert decoder.done
     assert decoder.rest == b""
+
+
+def copied(scanner: SseScanner | SseParser, pieces: list[bytes]) -> int:
+    """Bytes that were allocated while reading, each allocation counted at its size: what was copied."""
+    tracemalloc.start()
+    try:
+        total = 0
+        for piece in pieces:
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            scanner.feed(piece)
+            total += tracemalloc.get_traced_memory()[1] - before
+        return total
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
+@pytest.mark.parametrize("reads", [64, 1024])
+@pytest.mark.parametrize("strip", [False, True])
+def test_the_work_of_an_event_in_many_reads_grows_with_its_size_and_not_with_its_square(
+    end: bytes, reads: int, strip: bool
+) -> None:
+    size = 512 * 1024
+    event = b'data: {"choices":[{"delta":{"content":"' + b"a" * size + b'"}}]}' + end
+    step = len(event) // reads
+    pieces = [event[at : at + step] for at in range(0, len(event), step)]
+    scanner = SseScanner(strip_usage=strip)
+    scanner.feed(b'data: {"choices":[{"delta":{"content":"a"}}]}' + end)
+    work = copied(scanner, pieces)
+    assert scanner.events == 2
+    # in, out, the block, its data, and what growing takes; copying all that was kept with each read: reads / 2
+    assert work < 8 * len(event) + 1000 * reads, f"{work / len(event):.1f} copies of each byte"
+
+
+def test_reads_that_end_with_an_event_are_not_copied() -> None:
+    splitter = Splitter()
+    for data in (frame := b'data: {"a":1}\n\n', frame * 39):
+        assert splitter.feed(data) is data
+    scanner = SseScanner()
+    for data in (frame, frame[:7], frame[7:], frame * 39):
+        assert scanner.feed(data) is data
+
+
+@settings(max_examples=300, deadline=None)
+@given(streams(), points)
+def test_what_is_cut_off_is_whole_and_what_is_kept_is_not(stream: bytes, where: list[int]) -> None:
+    splitter = Splitter()
+    seen = b""
+    for piece in cut(stream, where):
+        whole = splitter.feed(piece)
+        seen += whole
+        kept = bytes(splitter.tail)
+        assert EVENT_END.search(kept) is None, "a whole event is never kept"
+        if whole:
+            assert whole.endswith((b"\n\n", b"\r\r", b"\n\r", b"\r\n")), "nor a part passed on as whole"
+            assert EVENT_END.search(whole)
+    assert seen + bytes(splitter.tail) == stream

@@ -19,6 +19,8 @@ _NULLABLE = (
     (b'"finish_reason"', b'"finish_reason":null', b'"finish_reason": null'),
 )
 _NOT_NULL = {name: re.compile(re.escape(name) + rb"(?!\s*:\s*null)") for name, _, _ in _NULLABLE}
+SEAM = 3
+"""An event's end has at most four bytes, so one that begins in an earlier read has at most three there."""
 BOM = b"\xef\xbb\xbf"
 MARKS = (b"[DONE]", b'"error"')
 LAST_TYPES = frozenset({"message_stop", "response.completed", "response.incomplete"})
@@ -39,34 +41,47 @@ def event_data(block: bytes) -> bytes | None:
 
 
 class Splitter:
-    """Cuts a byte stream behind each blank line; keeps the unfinished rest."""
+    """Cuts a byte stream behind each blank line; keeps the unfinished rest.
+
+    Reads that end with an event are passed on as they are. Of an event that comes in many reads each byte is copied
+    once into `tail` and once out of it, however many reads there are.
+    """
 
     __slots__ = ("_first", "tail")
 
     def __init__(self) -> None:
-        self.tail = b""
+        self.tail = bytearray()
         self._first = True
 
     def feed(self, data: bytes) -> bytes:
         """All whole events in `data` and what was kept; the unfinished rest is in `tail`."""
+        tail = self.tail
         if self._first:
-            data = self.tail + data
-            self.tail = b""
-            if len(data) < 3 and BOM.startswith(data):
-                self.tail = data
+            if len(tail) + len(data) < 3 and BOM.startswith(bytes(tail) + data):
+                tail += data
                 return b""
             self._first = False
-        elif self.tail:
-            data = self.tail + data
-            self.tail = b""
         if data[-2:] == b"\n\n":
-            return data
-        cut = data.rfind(b"\n\n") + 2 if b"\r" not in data else self._last_end(data)
-        if cut < 2:
-            cut = 0
-        if len(data) - cut > MAX_EVENT_BYTES:
+            cut = len(data)
+        else:
+            cut = data.rfind(b"\n\n") + 2 if b"\r" not in data else self._last_end(data)
+            if cut < 2:
+                # an end of two characters or more may lie across the two: what is kept holds none itself
+                cut = self._last_end(bytes(tail[-SEAM:]) + data[:SEAM]) - min(len(tail), SEAM) if tail else 0
+                cut = max(cut, 0)
+        if len(data) - cut + (0 if cut else len(tail)) > MAX_EVENT_BYTES:
             raise ValueError(f"an event is longer than {MAX_EVENT_BYTES} bytes")
-        self.tail = data[cut:]
+        if not cut:
+            tail += data
+            return b""
+        if tail:
+            tail += data[:cut]
+            whole = bytes(tail)
+            self.tail = bytearray(data[cut:])
+            return whole
+        if cut == len(data):
+            return data
+        tail += data[cut:]
         return data[:cut]
 
     @staticmethod
@@ -123,8 +138,8 @@ class SseScanner:
 
     def flush(self) -> bytes:
         """At the end of the stream: an unfinished event that stripping held back."""
-        tail, self._splitter.tail = self._splitter.tail, b""
-        return tail if self._strip else b""
+        tail, self._splitter.tail = self._splitter.tail, bytearray()
+        return bytes(tail) if self._strip else b""
 
     @property
     def partial(self) -> bool:
