@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = {
-    "http": "chunked client_connection connection pool request responder routes server sse",
+    "http": "chunked client_connection connection known_head pool reply_head request responder routes server sse",
     "gateway": (
         "auth budget client_request driver endpoint estimate flight held_reply legs log_writer loop_guard quota reply "
         "splice stats surface"

@@ -202,6 +202,7 @@ class _Pool:
     def __init__(self) -> None:
         self.limits = ClientLimits()
         self.connections: set[Any] = set()
+        self.known_reply: Any = None
         self.now = 0.0
         self.closed = False
         self.clock: Callable[[], float] = lambda: 0.0

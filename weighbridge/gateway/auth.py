@@ -14,9 +14,9 @@ REFUSED = "The API key is missing or not valid."
 
 
 class Principal:
-    """A caller. `models` empty: all of them; `tier` None: the caller may choose."""
+    """A caller. `models` empty: all of them; `tier` None: the caller may choose. `issuer` is who knows it."""
 
-    __slots__ = ("key", "models", "tenant", "tier")
+    __slots__ = ("issuer", "key", "models", "tenant", "tier")
 
     def __init__(
         self,
@@ -24,22 +24,24 @@ class Principal:
         tier: str | None = None,
         models: tuple[str, ...] = (),
         key: KeySettings | None = None,
+        issuer: Authorizer | None = None,
     ) -> None:
         self.tenant = tenant
         self.tier = tier
         self.models = models
         self.key = key
+        self.issuer = issuer
 
 
 class Authorizer:
     """Looks callers up. Without configured keys everybody is the default tenant."""
 
     def __init__(self, settings: GatewaySettings) -> None:
-        self._anonymous = Principal(settings.default_tenant)
+        self._anonymous = Principal(settings.default_tenant, issuer=self)
         self._default_tier = settings.default_tier
         self._tiers = frozenset(tier.name for tier in settings.router.tiers)
         self._by_hash = {
-            (digest := bytes.fromhex(key.sha256)): (digest, Principal(key.tenant, key.tier, key.models, key))
+            (digest := bytes.fromhex(key.sha256)): (digest, Principal(key.tenant, key.tier, key.models, key, self))
             for key in settings.keys
         }
         self._nobody = (bytes(32), Principal(""))

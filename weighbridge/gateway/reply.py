@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from weighbridge.http.client_connection import ReplyHead
 from weighbridge.http.envelope import error_body
+from weighbridge.http.reply_head import ReplyHead
 
 # Framing and hop-by-hop headers are never copied; ours replace the rest of these.
 _DROPPED = frozenset(
@@ -24,18 +24,20 @@ FORWARDED_ERRORS = frozenset({400, 402, 403, 404, 405, 406, 409, 410, 411, 413, 
 
 def reply_lines(head: ReplyHead, request_id: str, *, stream: bool = False) -> bytes:
     """Header lines for the client."""
+    lines = head.notes.get(stream)
+    if lines is None:
+        lines = head.notes[stream] = _kept_lines(head, stream)
+    return b"%bx-request-id: %b\r\n" % (lines, request_id.encode())
+
+
+def _kept_lines(head: ReplyHead, stream: bool) -> bytes:
+    """The engine's own lines that go on to the client, and those of every stream."""
     dropped = _STREAM_DROPPED if stream else _DROPPED
     named = head.header(b"connection")
     if named is not None and named.lower() not in (b"close", b"keep-alive"):
         dropped = dropped | {n.strip().lower() for n in named.split(b",")}
-    pieces: list[bytes] = []
-    for name, value in head.headers:
-        if name not in dropped:
-            pieces += (name, b": ", value, b"\r\n")
-    pieces += (b"x-request-id: ", request_id.encode(), b"\r\n")
-    if stream:
-        pieces.append(_STREAM_LINES)
-    return b"".join(pieces)
+    lines = [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in dropped]
+    return b"".join(lines) + (_STREAM_LINES if stream else b"")
 
 
 def assembled_lines(head: ReplyHead, request_id: str) -> bytes:

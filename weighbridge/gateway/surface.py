@@ -107,13 +107,16 @@ class Surface:
 
     def admit(self, request: Request) -> tuple[int, str] | None:
         """Refuses a caller without a valid key before reading its body."""
+        known: Principal | None = request.context  # of a request with the very same head on this connection
+        if known is not None and known.issuer is self.auth:
+            return None
         principal = self.auth.principal(request)
         if principal is None:
             self.stats.requests.add((ENDPOINTS.get(request.path, ""), "", "", "refused_401"))
             if self.access is not None:
                 self.access.stopped(request, 401)
             return 401, REFUSED
-        request.context = principal
+        request.context = request.head.context = principal
         return None
 
     # completions

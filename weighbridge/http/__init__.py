@@ -44,7 +44,7 @@ Client (used by the gateway's relay, bench, calibrate and the tests)::
 """
 
 from weighbridge.http.client import HttpClient, Reply, StreamReply
-from weighbridge.http.client_connection import Exchange, ReplyHead, Sink
+from weighbridge.http.client_connection import Exchange, Sink
 from weighbridge.http.envelope import error_body
 from weighbridge.http.errors import (
     BadReply,
@@ -55,6 +55,7 @@ from weighbridge.http.errors import (
 )
 from weighbridge.http.limits import ClientLimits, ServerLimits
 from weighbridge.http.pool import Pool
+from weighbridge.http.reply_head import ReplyHead
 from weighbridge.http.request import Request
 from weighbridge.http.responder import Responder
 from weighbridge.http.routes import Routes

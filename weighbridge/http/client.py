@@ -9,10 +9,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from weighbridge.http.client_connection import Exchange, ReplyHead
+from weighbridge.http.client_connection import Exchange
 from weighbridge.http.errors import BadReply, ExchangeFailed, ReplyTimeout
 from weighbridge.http.limits import ClientLimits
 from weighbridge.http.pool import Pool
+from weighbridge.http.reply_head import ReplyHead
 from weighbridge.http.responder import header_lines
 
 MAX_REPLY_BYTES = 256 * 1024 * 1024

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from weighbridge.http.chunked import ChunkedDecoder
 from weighbridge.http.errors import BadReply, ConnectionCut, ExchangeFailed, ReplyTimeout
+from weighbridge.http.reply_head import KnownReply, ReplyHead
 
 if TYPE_CHECKING:
     from weighbridge.http.pool import Pool
@@ -21,25 +22,6 @@ CLOSED: Final = 5
 _FIELDS = re.compile(rb"(?:\r\n[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*)*")
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [\t\x20-\x7e\x80-\xff]*)?")
 _KEEP_TIMEOUT = re.compile(rb"timeout=(\d{1,6})")
-
-
-class ReplyHead:
-    """Status and headers of a reply (lower-case names), with the length if it was declared."""
-
-    __slots__ = ("chunked", "headers", "length", "status")
-
-    def __init__(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.status = status
-        self.headers = headers
-        self.length: int | None = None
-        self.chunked = False
-
-    def header(self, name: bytes) -> bytes | None:
-        """The first value of a header (lower-case name), or None."""
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
 
 
 class Sink(Protocol):
@@ -196,6 +178,16 @@ class ClientConnection:
     # the reply
 
     def _read_head(self, data: bytes) -> None:
+        exchange, known = self.exchange, self.pool.known_reply
+        assert exchange is not None
+        plain = not (self._carry or exchange.payload.startswith(b"HEAD "))
+        if known is not None and plain:
+            start = known.find(data)
+            if start:
+                self._reusable = known.reusable
+                self.idle_limit_s = min(self.idle_limit_s, known.idle_limit_s)
+                self._take_head(known.head, data[start:])
+                return
         data = self._carry + data if self._carry else data
         end = data.find(b"\r\n\r\n")
         if end < 0:
@@ -216,9 +208,15 @@ class ClientConnection:
             elif rest:
                 self._read_head(rest)
             return
-        self._frame(head)
+        if plain and head.status == 200:
+            self.pool.known_reply = KnownReply(data[: end + 4], head, self._reusable, self.idle_limit_s)
+        self._take_head(head, rest)
+
+    def _take_head(self, head: ReplyHead, rest: bytes) -> None:
+        """The head has arrived, and `rest` with it."""
         exchange = self.exchange
         assert exchange is not None
+        self._frame(head, exchange)
         exchange.sink.on_head(head)
         if self.exchange is not exchange:
             return  # the sink gave it up
@@ -260,10 +258,8 @@ class ClientConnection:
         if head.length is not None and head.chunked:
             raise ValueError("both Content-Length and a transfer coding")
 
-    def _frame(self, head: ReplyHead) -> None:
-        exchange = self.exchange
-        assert exchange is not None
-        if head.status in (204, 304) or exchange.payload[:5] == b"HEAD ":
+    def _frame(self, head: ReplyHead, exchange: Exchange) -> None:
+        if head.status in (204, 304) or exchange.payload.startswith(b"HEAD "):
             head.length = 0
             head.chunked = False
         if head.chunked:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import httptools
 
 from weighbridge.http.envelope import error_body
-from weighbridge.http.request import Request
+from weighbridge.http.known_head import KnownRequest, learn
+from weighbridge.http.request import Head, Request
 from weighbridge.http.responder import Responder, status_line
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class ServerConnection:
         "_head_bytes",
         "_headers",
         "_hosts",
+        "_known",
         "_length",
         "_paused_at",
         "_paused_size",
@@ -54,7 +56,9 @@ class ServerConnection:
         "_phase",
         "_pumping",
         "_queue",
+        "_read",
         "_request",
+        "_served",
         "_target",
         "_te",
         "_upgrade",
@@ -79,6 +83,8 @@ class ServerConnection:
         self._paused_size = -1
         self._paused_at = 0.0
         self._peer = ""
+        self._served = False
+        self._known: KnownRequest | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -88,13 +94,9 @@ class ServerConnection:
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._length = -1
+        self._read = b""
         self._te = self._expects = self._upgrade = False
         self._hosts = 0
-
-    @property
-    def date_line(self) -> bytes:
-        """The current Date header line."""
-        return self.server.date_line
 
     # asyncio callbacks
 
@@ -115,6 +117,12 @@ class ServerConnection:
         if self._phase >= LINGER:
             return
         if self._phase == AWAIT:
+            if self._known is not None:
+                request = self._known.take(data, self.server.clock())
+                if request is not None and self._take(request):
+                    return
+            if self._served:
+                self._read = data
             self._phase = HEAD
             self._head_bytes = 0
             self.deadline = self.server.now + self.server.limits.head_s
@@ -130,6 +138,19 @@ class ServerConnection:
             return
         if self._phase == HEAD and self._head_bytes > self.server.limits.max_head_bytes:
             self._refuse(431, "The request head is too large.")
+
+    def _take(self, request: Request) -> bool:
+        """Takes a request that needed no parser. False: there is no room for it, the parser will say what is wrong."""
+        server, size = self.server, len(request.body)
+        if size > min(server.limits.max_body_bytes, server.limits.max_buffered_bytes - server.buffered_bytes):
+            return False
+        refusal = None if server.admit is None else server.admit(request)
+        if refusal is not None:
+            self._refuse(*refusal)
+            return True
+        server.buffered_bytes += size
+        self._submit(request)
+        return True
 
     def eof_received(self) -> bool:
         if self.active is not None:  # a half-close is a disconnect, as it is for the engines
@@ -210,16 +231,9 @@ class ServerConnection:
             self._stop(400, "A request needs exactly one Host header.")
         # without `Connection: upgrade` the header means nothing, and the parser will not stop for it
         self._upgrade = self._upgrade and parser.should_upgrade()
-        request = Request(
-            method,
-            self._target,
-            self._headers,
-            version=version,
-            keep_alive=parser.should_keep_alive() or self._upgrade,
-            peer=self._peer,
-            received_s=self.server.clock(),
-        )
-        self._request = request
+        keep_alive = parser.should_keep_alive() or self._upgrade
+        head = Head(method, self._target, self._headers, version=version, keep_alive=keep_alive, peer=self._peer)
+        request = self._request = Request(head, self.server.clock())
         if self._length > 0 or self._te:
             self._phase = BODY
             if self._length > limits.max_body_bytes:
@@ -252,6 +266,8 @@ class ServerConnection:
         pieces = self._body
         request.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self._phase = AWAIT
+        if self._read and 0 < self._length == len(request.body) and request.keep_alive and not self._expects:
+            self._known = learn(request, self._read)
         self._reset()
         self._submit(request)
 
@@ -289,6 +305,7 @@ class ServerConnection:
     def answered(self, responder: Responder) -> None:
         """The active response has ended."""
         self.active = None
+        self._served = True  # only a connection that is used again is worth remembering heads
         self.server.buffered_bytes -= len(responder.request.body)
         self.server.answered(responder)
         if not responder.request.keep_alive:
@@ -360,7 +377,7 @@ class ServerConnection:
             return
         body = error_body(status, message)
         framing = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        self.transport.write(status_line(status) + self.date_line + framing + body)
+        self.transport.write(status_line(status) + self.server.date_line + framing + body)
         self.server.refused(status)
         if self.transport.can_write_eof():
             self.transport.write_eof()

@@ -8,6 +8,7 @@ from typing import cast
 from weighbridge.http.client_connection import IDLE, ClientConnection, Exchange, Sink
 from weighbridge.http.errors import ConnectFailed
 from weighbridge.http.limits import ClientLimits
+from weighbridge.http.reply_head import KnownReply
 
 SWEEP_S = 0.5
 CLOSE_S = 10.0
@@ -28,6 +29,7 @@ class Pool:
         self.port = port
         self.limits = limits or ClientLimits()
         self.connections: set[ClientConnection] = set()
+        self.known_reply: KnownReply | None = None
         self._ssl = ssl_context
         self._server_hostname = (server_hostname or host) if ssl_context is not None else None
         self._idle: list[ClientConnection] = []

@@ -113,7 +113,9 @@ class Responder:
         self.started = True
         self.status = status
         length = b"" if status in (204, 304) else b"content-length: %d\r\n" % len(body)
-        head = b"".join((status_line(status), self._connection.date_line, lines, length, self._closing(), b"\r\n"))
+        head = b"".join(
+            (status_line(status), self._connection.server.date_line, lines, length, self._closing(), b"\r\n")
+        )
         self._put(head if self.request.method == "HEAD" else head + body)
         self._finish()
 
@@ -152,7 +154,7 @@ class Responder:
         else:
             framing = b""
             self.request.keep_alive = False
-        head = (status_line(status), self._connection.date_line, lines, framing, self._closing(), b"\r\n", data)
+        head = (status_line(status), self._connection.server.date_line, lines, framing, self._closing(), b"\r\n", data)
         self._put(b"".join(head))
 
     def write(self, data: bytes) -> None:
