@@ -10,12 +10,14 @@ from msgspec import UNSET
 
 from weighbridge.core.errors import RequestError
 from weighbridge.gateway.estimate import inline_data
-from weighbridge.gateway.request_fields import RequestFields
+from weighbridge.gateway.request_fields import COMMON, RequestFields
 from weighbridge.gateway.settings import RequestLimits
 from weighbridge.gateway.splice import LARGE_BYTES, repeated_keys, replace_value
 
 _decode: Final = msgspec.json.Decoder(RequestFields).decode
-_FIELDS = tuple((name, b'"%b"' % name.encode()) for name in RequestFields.__struct_fields__)
+_FIELDS = RequestFields.__struct_fields__
+_QUOTED = tuple(b'"%b"' % name.encode() for name in _FIELDS)
+_NOTHING_RARE = (UNSET,) * (len(_FIELDS) - COMMON)
 PRIVATE_KEYS = ("priority", "cache_salt")
 """Fields that engines obey and in which the gateway has the last word: they jump queues or share caches."""
 FORBIDDEN_KEYS = ("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
@@ -59,6 +61,7 @@ class ClientRequest:
     def __init__(self, endpoint: str, body: bytes, limits: RequestLimits) -> None:
         """Raises RequestError (400, naming the field)."""
         parsed = _parse(body)
+        values = msgspec.structs.astuple(parsed)
         self.endpoint = endpoint
         self.body = body
         self.model = parsed.model or ""
@@ -66,35 +69,48 @@ class ClientRequest:
         options = parsed.stream_options
         self.has_usage_option = options is not UNSET
         self.wants_usage = bool(options and options.get("include_usage"))
-        self.service_tier = parsed.service_tier or None
-        self.n = _whole("n", parsed.n) if parsed.n else 1
-        self.max_tokens = _max_tokens(parsed, limits)
         self.uses_completion_limit = parsed.max_completion_tokens is not UNSET
-        self.private: tuple[str, ...] = ()
-        if parsed.priority is not UNSET or parsed.cache_salt is not UNSET:
-            self.private = tuple(name for name in PRIVATE_KEYS if getattr(parsed, name) is not UNSET)
-        for name in FORBIDDEN_KEYS:
-            if getattr(parsed, name) is not UNSET:
-                raise RequestError(f"`{name}` is set by the gateway alone.", param=name, code="unsupported_parameter")
         self.exact_tokens: int | None = None
-        _check_caps(parsed, limits)
+        self.n = 1
+        self.service_tier: str | None = None
+        self.private: tuple[str, ...] = ()
+        rare = values[COMMON:] != _NOTHING_RARE
+        if rare:
+            self._take_rare(parsed, limits)
+        self.max_tokens = _max_tokens(parsed, limits)
         field = _PROMPT_FIELD.get(endpoint)
         raw = getattr(parsed, field) if field else UNSET
         if field and raw is UNSET:
             raise RequestError(f"The field `{field}` is missing.", param=field, code="missing_required_parameter")
         prompt = b"" if raw is UNSET else bytes(raw)
+        own = _without(body, b'"%b":' % field.encode(), prompt) if field else body
+        _check_repeated(body, own, values if rare else values[:COMMON])
         if endpoint == "completions":
             prompt = self._completion_prompt(prompt, limits)
-        elif endpoint in ("chat", "messages") and prompt[:1] != b"[":
+        elif endpoint in ("chat", "messages") and not prompt.startswith(b"["):
             raise RequestError("`messages` must be a list.", param="messages", code="invalid_type")
-        if prompt[:2] != b"[{" and endpoint in ("chat", "messages", "embeddings") and _EMPTY_LIST.match(prompt):
+        if (
+            not prompt.startswith(b"[{")
+            and endpoint in ("chat", "messages", "embeddings")
+            and _EMPTY_LIST.match(prompt)
+        ):
             raise RequestError(f"`{field}` must not be empty.", param=field, code="empty_array")
         self.text = prompt
-        if parsed.tools is not UNSET or parsed.system is not UNSET or parsed.instructions is not UNSET:
+        if rare:
             heads = [bytes(h) for h in (parsed.tools, parsed.system, parsed.instructions) if h is not UNSET]
             self.text = b"".join((*heads, prompt))
         media_bytes, self.media = inline_data(self.text)
         self.text_bytes = len(self.text) - media_bytes
+
+    def _take_rare(self, parsed: RequestFields, limits: RequestLimits) -> None:
+        """Fields that most bodies do not have."""
+        for name in FORBIDDEN_KEYS:
+            if getattr(parsed, name) is not UNSET:
+                raise RequestError(f"`{name}` is set by the gateway alone.", param=name, code="unsupported_parameter")
+        self.service_tier = parsed.service_tier or None
+        self.n = _whole("n", parsed.n) if parsed.n else 1
+        self.private = tuple(name for name in PRIVATE_KEYS if getattr(parsed, name) is not UNSET)
+        _check_caps(parsed, limits)
 
     def set_model(self, model: str) -> None:
         """Another model than the client wrote; every other byte of the body stays."""
@@ -162,20 +178,41 @@ def _parse(body: bytes) -> RequestFields:
         half = _HALF_PAIR.search(body)
         why = f"`{half[0].decode()}` is half of a surrogate pair and stands alone" if half else str(error)
         raise RequestError(f"The body is not valid JSON: {why}", code="invalid_json") from None
-    # one parse decides authorisation and routing: no key that it reads may stand twice
-    values = msgspec.structs.astuple(parsed)
+    return parsed
+
+
+def _without(body: bytes, key: bytes, value: bytes) -> bytes:
+    """`body` without the value behind `key`, for a search for keys of the object itself.
+
+    Quotes and a colon behind it make a text a key, at whatever depth, and what follows is its value: so cutting out
+    bytes that are a whole value there never cuts a key of the object. Where they are not found: all of it.
+    """
+    start = body.find(key) + len(key)
+    if body.startswith(b" ", start):
+        start += 1
+    if start > len(key) and body.startswith(value, start):
+        return body[:start] + body[start + len(value) :]
+    return body
+
+
+def _check_repeated(body: bytes, own: bytes, values: tuple[Any, ...]) -> None:
+    """One parse decides authorisation and routing: no key that it reads may stand twice.
+
+    `own` holds all keys of the object itself, `values` those of the first fields, beyond which none is set.
+    """
     # a key may be spelled with escapes: only a walk over all keys can tell; most bodies hold no backslash at all
-    suspicious = len(body) > LARGE_BYTES or (b"\\" in body and b"\\u00" in body)
+    suspicious = len(body) > LARGE_BYTES or (b"\\" in own and b"\\u00" in own)
     if not suspicious:
-        for index, (_, quoted) in enumerate(_FIELDS):
-            if values[index] is not UNSET and body.count(quoted) > 1:
+        count = own.count
+        for value, quoted in zip(values, _QUOTED, strict=False):
+            if value is not UNSET and count(quoted) > 1:
                 suspicious = True
                 break
     if suspicious:
-        repeated = repeated_keys(body, [name for index, (name, _) in enumerate(_FIELDS) if values[index] is not UNSET])
+        names = [name for name, value in zip(_FIELDS, values, strict=False) if value is not UNSET]
+        repeated = repeated_keys(body, names)
         if repeated is not None:
             raise RequestError(f"The key `{repeated}` stands twice.", param=repeated, code="duplicate_key")
-    return parsed
 
 
 def _whole(name: str, value: float) -> int:

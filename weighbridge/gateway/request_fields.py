@@ -9,7 +9,10 @@ from msgspec import UNSET, UnsetType
 
 
 class RequestFields(msgspec.Struct):
-    """Typed where a value decides something; the rest is kept as its bytes."""
+    """Typed where a value decides something; the rest is kept as its bytes.
+
+    The first `COMMON` fields are the usual ones. Most bodies set none of the others and are then done with sooner.
+    """
 
     model: str | UnsetType | None = UNSET
     messages: msgspec.Raw | UnsetType = UNSET
@@ -33,3 +36,6 @@ class RequestFields(msgspec.Struct):
     bootstrap_host: msgspec.Raw | UnsetType = UNSET
     bootstrap_port: msgspec.Raw | UnsetType = UNSET
     bootstrap_room: msgspec.Raw | UnsetType = UNSET
+
+
+COMMON = RequestFields.__struct_fields__.index("max_output_tokens")
