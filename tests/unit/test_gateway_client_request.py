@@ -8,7 +8,8 @@ import pytest
 
 from weighbridge.core.errors import RequestError
 from weighbridge.gateway.client_request import ClientRequest
-from weighbridge.gateway.estimate import TokenEstimator, prefix_hashes
+from weighbridge.gateway.estimate import TokenEstimator
+from weighbridge.gateway.prefix_hashes import prefix_hashes
 from weighbridge.gateway.settings import RequestLimits
 
 LIMITS = RequestLimits()

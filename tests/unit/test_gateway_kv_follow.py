@@ -119,7 +119,7 @@ def events_for(text: str = TEXT, size: int = 16, first: int = 100) -> dict[str, 
 
 def matched(f: Front, text: str = TEXT) -> int:
     """Leading byte blocks that the Router believes i0 to hold."""
-    from weighbridge.gateway.estimate import prefix_hashes
+    from weighbridge.gateway.prefix_hashes import prefix_hashes
 
     seed = b"default\0m"
     body = json.dumps([{"role": "user", "content": text}]).encode()

@@ -1,4 +1,4 @@
-"""How many tokens a prompt probably has, and hashes of its leading blocks, from its bytes alone.
+"""How many tokens a prompt probably has, from its bytes alone.
 
 The estimate is bytes over bytes-per-token, and the ratio is learned per model from the engines' own usage figures.
 """
@@ -6,7 +6,6 @@ The estimate is bytes over bytes-per-token, and the ratio is learned per model f
 from __future__ import annotations
 
 import re
-import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from weighbridge.gateway.client_request import ClientRequest
     from weighbridge.gateway.tokenizer_file import TokenCounter
-from typing import Any
 
 _INLINE_DATA = re.compile(rb'"data:[^;"]{0,100};base64,[^"]*"')
 IMAGE_TOKENS = 600
@@ -78,19 +76,3 @@ class TokenEstimator:
             shrink = MEMORY_TOKENS / total_tokens
             total_bytes, total_tokens = total_bytes * shrink, total_tokens * shrink
         self._sums[model] = (total_bytes, total_tokens)
-
-
-def prefix_hashes(seed: bytes, text: bytes, block_bytes: int, max_blocks: int) -> tuple[int, ...]:
-    """Chained CRC-32 of the whole leading blocks of `text`; `seed` (tenant, model) starts the chain.
-
-    Equal hash i means, up to a chance of 2^-32, equal first i + 1 blocks. A false match costs a wrong estimate of one
-    request's cache hits and nothing else, so the quick hash that needs no dependency serves.
-    """
-    count = min(len(text) // block_bytes, max_blocks)
-    crc = zlib.crc32
-    chain: Any = crc(seed)  # not `int`: compiled code would unpack each to a bare number and make a new object of it
-    hashes = []
-    for start in range(0, count * block_bytes, block_bytes):
-        chain = crc(text[start : start + block_bytes], chain)  # copying 64 bytes is quicker than a view of them
-        hashes.append(chain)
-    return tuple(hashes)

@@ -20,7 +20,7 @@ from weighbridge.gateway.budget import RetryBudget
 from weighbridge.gateway.cascade import Cascade
 from weighbridge.gateway.client_request import ClientRequest, overload_choices
 from weighbridge.gateway.driver import Driver
-from weighbridge.gateway.estimate import TokenEstimator, prefix_hashes
+from weighbridge.gateway.estimate import TokenEstimator
 from weighbridge.gateway.flight import Flight
 from weighbridge.gateway.forecasts import Forecasts
 from weighbridge.gateway.health import Health
@@ -28,6 +28,7 @@ from weighbridge.gateway.loop_guard import LoopGuard
 from weighbridge.gateway.model_choice import ModelChoice
 from weighbridge.gateway.model_list import model_rows
 from weighbridge.gateway.openapi import client_document
+from weighbridge.gateway.prefix_hashes import PrefixHasher
 from weighbridge.gateway.quota import Quotas, Salts
 from weighbridge.gateway.records import Outcome
 from weighbridge.gateway.refusal import send_reject, send_request_error
@@ -79,6 +80,7 @@ class Surface:
         self.auth = Authorizer(settings)
         self.choice = None if settings.selection is None else ModelChoice(settings.selection, driver)
         self.estimator = TokenEstimator({m: read_tokenizer(path) for m, path in settings.tokenizers.items()})
+        self._hasher = PrefixHasher(settings.prefix_block_bytes, settings.max_prefix_blocks)
         self.rng = random.Random(settings.router.seed)
         self.budget = RetryBudget(settings.retry_share)
         self.quotas = Quotas()
@@ -101,6 +103,7 @@ class Surface:
         """Takes over reloaded keys and caps; what keys have spent is kept."""
         self.settings = settings
         self.auth = Authorizer(settings)
+        self._hasher = PrefixHasher(settings.prefix_block_bytes, settings.max_prefix_blocks)
         self._offered.clear()
 
     # before the body
@@ -239,14 +242,11 @@ class Surface:
 
     def routed(self, request: Request, principal: Principal, parsed: ClientRequest, request_id: str) -> RoutedRequest:
         """The request as the Router sees it."""
-        settings = self.settings
-        tokens = self.estimator.count(parsed)
-        seed = f"{principal.tenant}\0{parsed.model}".encode()
         session = request.header(b"x-session-id")
         return RoutedRequest(
             id=request_id,
             arrival_s=self.driver.now(),
-            prompt_tokens=tokens,
+            prompt_tokens=self.estimator.count(parsed),
             max_tokens=parsed.max_tokens * parsed.n if parsed.endpoint in GENERATING else 1,
             model=parsed.model,
             tenant=principal.tenant,
@@ -254,10 +254,8 @@ class Surface:
             endpoint=parsed.endpoint,
             session=session.decode("latin-1")[:128] if session else "",
             stream=parsed.stream,
-            prefix_hashes=prefix_hashes(seed, parsed.text, settings.prefix_block_bytes, settings.max_prefix_blocks),
-            prefix_block_tokens=max(
-                1, round(settings.prefix_block_bytes / self.estimator.bytes_per_token(parsed.model))
-            ),
+            prefix_hashes=self._hasher.hashes(principal.tenant, parsed.model, parsed.text),
+            prefix_block_tokens=self.estimator.tokens(parsed.model, self.settings.prefix_block_bytes),
             allow=overload_choices(request.header(b"x-weighbridge-allow")),
         )
 
