@@ -81,25 +81,28 @@ def test_a_term_without_any_work_is_named_and_left_at_zero() -> None:
     assert fit.terms.scan_s == 0.0
 
 
-def test_a_cliff_in_sequences_is_found_and_a_straight_line_is_left_alone() -> None:
-    cliff = StepTerms(
-        base_s=0.002,
+def test_stairs_in_sequences_are_found_and_a_straight_line_is_left_alone() -> None:
+    """Three rows at the price of one each, four at the price of three: kernels that take four rows at once."""
+    stairs = StepTerms(
+        base_s=0.009,
         prefill_s=2e-3,
-        sequence_s=0.0041,
         kv_s=1e-6,
-        sequence_knots=((1.0, 0.010), (2.0, 0.022), (4.0, 0.0225), (8.0, 0.033)),
+        sequence_knots=((1.0, 0.003), (2.0, 0.015), (3.0, 0.027), (4.0, 0.028), (8.0, 0.065)),
     )
     rng = np.random.default_rng(6)
     rows = []
-    for sequences in [1, 2, 3, 4, 6, 8] * 12:
+    for sequences in [0, 1, 2, 3, 4, 8] * 12:
         kv = sequences * int(rng.integers(50, 1000))
-        seconds = step_seconds(cliff, sequences=sequences, kv_tokens=kv) * float(rng.lognormal(0.0, 0.03))
-        rows.append(Observation(seconds=seconds, sequences={sequences: 1.0}, kv_tokens=kv))
-    fit = fit_steps(rows, terms=("base_s", "sequence_s", "kv_s"), rng=rng)
-    assert fit.terms.sequence_knots
-    for sequences in (1, 2, 4, 8):
+        prefill = 0 if sequences else int(rng.integers(8, 200))
+        seconds = step_seconds(stairs, sequences=sequences, kv_tokens=kv, prefill_tokens=prefill)
+        noisy = seconds * float(rng.lognormal(0.0, 0.02))
+        rows.append(Observation(seconds=noisy, sequences={sequences: 1.0}, kv_tokens=kv, prefill_tokens=prefill))
+    fit = fit_steps(rows, terms=("base_s", "prefill_s", "sequence_s", "kv_s"), rng=rng)
+    assert [count for count, _ in fit.terms.sequence_knots] == [1, 2, 3, 4, 8]
+    for sequences in (1, 2, 3, 4, 6, 8):
         fitted = fit.terms.base_s + sequence_seconds(fit.terms, sequences)
-        assert fitted == pytest.approx(cliff.base_s + sequence_seconds(cliff, sequences), rel=0.06)
+        assert fitted == pytest.approx(stairs.base_s + sequence_seconds(stairs, sequences), rel=0.06)
+    assert fit.terms.base_s == pytest.approx(stairs.base_s, rel=0.15), "steps without decodes show the base"
     assert not fit_steps([_step(rng, TRUE, 0.05) for _ in range(300)], terms=TERMS, rng=rng).terms.sequence_knots
 
 

@@ -72,9 +72,9 @@ class Shape:
         return [*found, top]
 
     def widths(self) -> list[int]:
-        """Numbers of sequences: powers of two, and all."""
-        found = [1 << i for i in range(12) if 1 << i < self.sequences]
-        return [*found, self.sequences]
+        """Numbers of sequences: powers of two, 3 and 6 for the stairs that kernels of few rows make, and all."""
+        found = {*(1 << i for i in range(12)), 3, 6}
+        return [*sorted(width for width in found if width < self.sequences), self.sequences]
 
 
 def round_of(shape: Shape, number: int, rng: random.Random, *, long_tokens: int) -> list[Stage]:

@@ -8,7 +8,7 @@ their variance in directions of a scaled condition index of 30 or more are known
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -237,24 +237,36 @@ def _held_out(count: int, share: float, rng: np.random.Generator) -> NDArray[np.
 
 
 def _knots(observations: Sequence[Observation]) -> tuple[int, ...]:
-    """Powers of two from 2 that observations reach, each with at least two that spend most steps in the piece below it.
+    """Ends of the pieces of the curve in sequences, each with at least two observations that spend most steps in it.
 
-    Not 1: of a lone sequence only its sum with the base can be seen.
+    Kernels for few rows make stairs there (three rows at the price of one each, four at the price of three), so small
+    numbers are told apart singly.
     """
     typical = sorted(
         max(o.sequences, key=lambda count: (o.sequences[count], count)) for o in observations if max(o.sequences) > 0
     )
+    most = max(typical, default=0)
     knots: list[int] = []
     left = 0
-    edge = 2
-    while left < max(typical, default=0):
+    for edge in _edges():
+        if left >= most:
+            break
         if sum(left < count <= edge for count in typical) >= 2:
             knots.append(edge)
             left = edge
-        elif edge >= max(typical):
+        elif edge >= most:
             break
-        edge *= 2
     return tuple(knots)
+
+
+def _edges() -> Iterator[int]:
+    """1 to 8 one by one, then 12, 16, 24, 32, 48 and so on."""
+    yield from range(1, 8)
+    edge = 8
+    while True:
+        yield edge
+        yield edge + edge // 2
+        edge *= 2
 
 
 def _error_across(
