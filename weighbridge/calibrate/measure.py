@@ -96,8 +96,8 @@ class Measurer:
             await self._run(Stage("warm-up", (Probe(64, 16),)))
         self._learn_alone(await self._run(Stage("first", (Probe(128, 12),))))
         shape = Shape.of(self._endpoint.limits)
-        # the longest prompt may take a fortieth of the budget, so that a round fits into it
-        long_tokens = max(64, min(shape.context_tokens - 64, int(self._budget_s / 40 / self._speed.prefill_s)))
+        # the longest prompt may take a sixtieth of the budget, so that a round fits into it
+        long_tokens = max(64, min(shape.context_tokens - 64, int(self._budget_s / 60 / self._speed.prefill_s)))
         for stage in repeat_stages(long_tokens, self._seed + 1):
             results = await self._run(stage)
             if results and stage.name == "repeat-cold":

@@ -38,7 +38,7 @@ class InstanceOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ...); `auto` is the CPU unless `gpu_layers`, how many layers go to a GPU (-1 all), says otherwise. `kv_hosts`
     are the hosts that KV may be pulled from, `kv_advertise` the host that others are told to pull from. `kv_events`
     is a ZeroMQ endpoint such as `tcp://127.0.0.1:5557` to publish KV cache events on, `kv_events_replay` one for
-    replays. `profile` is a file for the measured rates; without one they are measured at each start.
+    replays. `profile` is a file for the measured step times; without one they are measured at each start.
     `throttle_prefill` and `throttle_decode` make that work take so many times as long, to test fleets of uneven
     instances.
     """
