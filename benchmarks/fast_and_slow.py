@@ -61,6 +61,7 @@ async def burst(served: Served, prompts: list[str], tier: str) -> dict[str, Any]
         "ttft_p50_s": median(ttft),
         "ttft_p95_s": ttft[last],
         "slow": [n + 1 for n, d in enumerate(done) if d.instance == "slow"],
+        "slow_done_s": max((d.sent_s + d.e2e_s - begun for d in done if d.instance == "slow"), default=0.0),
         "prompt_tokens": done[0].prompt_tokens,
     }
 

@@ -230,3 +230,18 @@ def test_kv_events_replace_what_was_guessed() -> None:
     credit = made.fleet.prefix_credit
     assert (credit.requests, credit.found_tokens) == (4, 4 * 32)
     assert credit.missed_tokens > 0
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7, 1.0])
+def test_a_long_prompt_half_computed_beside_a_decode_is_no_slowness(share: float) -> None:
+    """A prompt cut into pieces is booked when it ends; until then its seconds must not count as decoding."""
+    made = router(TRUE)
+    for name, prompt in (("decoding", 10), ("long", 20_000)):
+        made.handle(RequestArrived(request=Request(id=name, arrival_s=0.0, prompt_tokens=prompt, max_tokens=50)), 0.0)
+        if name == "decoding":
+            made.handle(FirstToken(request_id=name), 0.022)
+    seconds = share * 20_000 * TRUE.prefill_s + 8 * (TRUE.base_s + TRUE.sequence_s)
+    made.handle(TokensProgressed(request_id="decoding", output_tokens=9), 0.022 + seconds)
+    cost = made.fleet.instances["i"].cost
+    assert cost is not None
+    assert cost.decode_scale == pytest.approx(1.0, abs=0.1)

@@ -2,7 +2,8 @@
 
 Total TTFT under load is queueing, not rate; learning from it feeds back and makes overload worse. So only two kinds of
 observation count:
-- the time between two token counts of one running request: steps * decode step + prompts computed meanwhile;
+- the time between two token counts of one running request: steps * decode step + prompts computed meanwhile, unless a
+  long prompt was half computed at either end;
 - the first token of a request that found no prompt ahead of it and none came after.
 
 Both say how long a known amount of prefill and decode work took together. Which of the two scales is wrong shows over
@@ -37,6 +38,8 @@ NOISE = 0.01
 """Variance of one observation's logarithm where it is all prefill or all decode."""
 BLURRED = 0.4
 """What u * (1 - u) adds to it: a prompt that is half done at either end is counted whole or not at all."""
+MOST_UNKNOWN = 1.0
+"""Times an interval's forecast: where prompts begun and not ended at its ends may take longer, it is no observation."""
 SURPRISED = 3.0
 """Deviations beyond which a surprise is cut off: a pause is no rate."""
 IN_A_ROW = 3
@@ -95,6 +98,13 @@ class Scales:
         return self._prefill * u * u + 2.0 * self._both * u * v + self._decode * v * v
 
 
+def _begun(instance: Instance) -> int:
+    """Tokens of the prompt that may be half computed: the first in the queue."""
+    for charge in instance.prefilling.values():
+        return charge.prefill_left
+    return 0
+
+
 def _within(scale: float) -> float:
     return min(max(scale, 1.0 / RANGE), RANGE)
 
@@ -102,7 +112,7 @@ def _within(scale: float) -> float:
 class Probe:
     """The running request whose token counts are timed; one per instance is enough."""
 
-    __slots__ = ("charge", "prefilled_tokens", "step_s", "time_s", "tokens")
+    __slots__ = ("begun_tokens", "charge", "prefilled_tokens", "step_s", "time_s", "tokens")
 
     def __init__(self, charge: Charge, cost: Cost, now_s: float) -> None:
         self.charge = charge
@@ -115,6 +125,7 @@ class Probe:
         self.tokens = charge.output_tokens
         self.time_s = now_s
         self.prefilled_tokens = instance.prefilled_tokens
+        self.begun_tokens = _begun(instance)
         self.step_s = cost.decode_step_s(instance.decoding, instance.decoding_kv_tokens) / cost.decode_scale
         """By the profile, not scaled: the scale may move meanwhile."""
 
@@ -150,8 +161,11 @@ class Correction:
             probe.step_s * cost.decode_scale + cost.decode_step_s(instance.decoding, instance.decoding_kv_tokens)
         )
         prefill = (instance.prefilled_tokens - probe.prefilled_tokens) * cost.prefill_s
-        # a report may come just before or just after a step: half a token at either end
-        self._observe(instance, cost, prefill, tokens * step, seconds, 0.25 / (tokens * tokens))
+        # of a prompt that was being computed at either end nobody knows how much of it these seconds held
+        unknown = cost.prefill_s * (probe.begun_tokens + _begun(instance))
+        if unknown <= MOST_UNKNOWN * (prefill + tokens * step):
+            # a report may come just before or just after a step: half a token at either end
+            self._observe(instance, cost, prefill, tokens * step, seconds, 0.25 / (tokens * tokens))
         probe.start(charge, cost, now_s)
 
     def first_token(self, charge: Charge, prefilled: int, now_s: float) -> None:

@@ -194,8 +194,10 @@ class Pump:
                 live.max_tokens = clipped
                 self._admission.count(live.tier.name, "clipped")
         if full and now_s - live.held_s > FASTER * self._settings.release_after * live.bound_s:
-            # it has waited for a faster one long enough: let it wait in an engine's own queue, if that is still better
-            usable, full = [*usable, *full], []
+            # it has waited for a faster one long enough: let it wait in an engine's own queue, if that is still better;
+            # one at a time, so that the others can still go elsewhere
+            usable = [*usable, *(i for i in full if not i.prefilling)]
+            full = [i for i in full if i.prefilling]
         waited = (now_s - live.held_s) / (self._settings.release_after * live.bound_s)
         may_hold = waited <= 1.0 or bool(full)
         stage, live.stage = live.stage, RUNNING

@@ -12,7 +12,9 @@ requests whose prompts the fleet could compute instead, times the share of its p
 from __future__ import annotations
 
 from heapq import nsmallest
+from math import inf
 
+from weighbridge.routing.backlog import Faster, alone_s, done_s
 from weighbridge.routing.forecast import Asked, Forecast, Terms, chance, forecast_terms
 from weighbridge.routing.policy import Choice, Option, View, least
 
@@ -20,12 +22,15 @@ LATE_LOSS = 0.1
 SLACK_S = 0.1
 MORE_HITS = 0.1
 SOONER = 0.85
-"""Of the time in which faster instances work off all that is held: some of it will go elsewhere."""
+"""Of the time in which faster instances work off all that is held, as far as bounds go: some will go elsewhere."""
 MOST_FULL = 8
 """So many full instances, those with the quickest steps, are forecast; the rate counts all."""
-DOUBT = 1.25
+DOUBT, UNSEEN = 1.1, 1.25
 """On the seconds of a slower instance with room: a start there cannot be taken back, and its forecast errs by more
-seconds than that of a faster one."""
+seconds than that of a faster one. More while nothing but its profile speaks for it."""
+MOST_STRETCH = 12.0
+"""A request that takes so many times longer on the instance with room than on a faster one waits for that, whatever
+those behind it would gain: a little for each of them against minutes for it."""
 MOST_INTERFERENCE = 0.7
 
 
@@ -69,7 +74,7 @@ class Calibrated:
         best = least(scores, view.rng)
         if view.may_hold:
             each = Forecast(*made[best])
-            if view.full and self._better_later(view, asked, each):
+            if view.full and self._better_later(view, options[best], asked, each):
                 return Choice(None)
             if options[best].instance.charges and not view.released:
                 tight = view.deadline_s - view.now_s < each.ttft_s
@@ -77,37 +82,44 @@ class Calibrated:
                     return Choice(None, tight=tight)
         return Choice(best, scores, [_terms(Forecast(*each)) for each in made] if view.explain else ())
 
-    def _better_later(self, view: View, asked: Asked, made: Forecast) -> bool:
-        """Whether a full instance that is faster will have worked off all that is held sooner than this request would
-        be done where there is room, its chance to meet its bounds counted in."""
-        rate = 0.0
-        quick: list[tuple[float, int]] = []
-        for n, option in enumerate(view.full):
-            instance, cost = option.instance, option.instance.cost
-            if cost is None:
-                return False
-            # like requests one after another: a share of the batch's decoding, and the whole step while it prefills
-            running = max(len(instance.charges), 1)
-            step = cost.decode_step_s(running, instance.kv_tokens)
-            seconds = asked.output * step / running + cost.prefill_s * option.prefill_tokens + step
-            rate += 1.0 / seconds
-            quick.append((step, n))
-        best = nsmallest(MOST_FULL, quick)
-        later_s = SOONER * view.held / rate
+    def _better_later(self, view: View, option: Option, asked: Asked, made: Forecast) -> bool:
+        """Whether this request is better kept for full instances that are faster than started on `option`, where it
+        has room: they will have ended all that is held sooner than that one would be done with it, or its chance to
+        meet its bounds is better there."""
+        slow = option.instance.cost
+        if slow is None or any(each.instance.cost is None for each in view.full):
+            return False
+        faster = Faster(view.full, asked.output)
+        quickest = nsmallest(MOST_FULL, faster.steps)
+        later_s = SOONER * view.held / faster.rate
         asked.slack_s -= later_s
         asked.left_s -= later_s
-        # with bounds on both TTFT and TPOT a hit is a hit, however fast: only hits are worth waiting for
-        margin, weight = (MORE_HITS, 0.0) if asked.tpot_s is not None else (0.0, self.seconds)
-        here = DOUBT * weight * (made.ttft_s + asked.output * made.tpot_s) - made.hit + made.loss - margin
-        for _, n in best:
-            option = view.full[n]
-            cost = option.instance.cost
+        here, there = made.loss - made.hit, 0.0
+        if asked.tpot_s is not None:
+            # with bounds on both TTFT and TPOT a hit is a hit, however fast: only hits are worth waiting for
+            here -= MORE_HITS
+        else:
+            doubt = DOUBT if slow.seen else UNSEEN
+            here += self.seconds * doubt * done_s(option, slow, asked.output, asked.context)
+            there = self.seconds * faster.all_done_s(view.held)
+            best = view.full[quickest[0][1]]
+            if self._stretch(option, best, asked) > MOST_STRETCH:
+                here = inf
+        for _, n in quickest:
+            each = view.full[n]
+            cost = each.instance.cost
             if cost is not None:
                 # what it costs others there is left out: who will run there then is not known
-                then = Forecast(*forecast_terms(option, cost, asked))
-                if weight * (later_s + then.ttft_s + asked.output * then.tpot_s) - then.hit < here:
+                then = Forecast(*forecast_terms(each, cost, asked))
+                if there - then.hit < here:
                     return True
         return False
+
+    def _stretch(self, option: Option, best: Option, asked: Asked) -> float:
+        """How many times longer the request itself takes on `option` than on `best`, each with nothing else to do."""
+        slow, fast = option.instance.cost, best.instance.cost
+        assert slow is not None and fast is not None
+        return alone_s(option, slow, asked.output, asked.context) / alone_s(best, fast, asked.output, asked.context)
 
     def _waits(self, view: View, option: Option, made: Forecast, tight: bool, asked: Asked) -> bool:
         cost = option.instance.cost
