@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -29,7 +30,7 @@ def gateway(config: Path | None, policy: str) -> Iterator[str]:
         command += ["--config", str(config)]
     with tempfile.TemporaryDirectory(prefix="weighbridge-compare-") as folder, tempfile.TemporaryFile() as errors:
         command += ["--data-dir", folder]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)  # noqa: S603
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)  # noqa: S603 - our own command
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -45,12 +46,12 @@ def gateway(config: Path | None, policy: str) -> Iterator[str]:
                 process.stdout.close()
 
 
-def _address(line: bytes, policy: str, errors: object) -> str:
+def _address(line: bytes, policy: str, errors: IO[bytes]) -> str:
     try:
         ready = msgspec.json.decode(line)
         return str(ready["url"])
     except (msgspec.DecodeError, KeyError, TypeError):
-        errors.seek(0)  # type: ignore[attr-defined]
-        said = errors.read().decode("utf-8", "replace").strip().splitlines()  # type: ignore[attr-defined]
+        errors.seek(0)
+        said = errors.read().decode("utf-8", "replace").strip().splitlines()
         why = said[-1] if said else "it ended without a word"
         raise ServiceError(f"the gateway with policy {policy} did not start: {why}") from None

@@ -34,12 +34,12 @@ def tiers_of(bounds: Iterable[str], mix: str = "", goodput: Iterable[str] = ()) 
         everywhere[_field(name, text)] = _seconds(value, text) / 1e3
     if everywhere:
         tiers = {
-            name: Tier(name=name, priority=tier.priority, **everywhere)  # type: ignore[arg-type]
+            name: msgspec.structs.replace(Tier(name=name, priority=tier.priority), **everywhere)
             for name, tier in tiers.items()
         }
     for name, values in own.items():
-        known = tiers.get(name, Tier(name=name, priority=10, **everywhere))  # type: ignore[arg-type]
-        tiers[name] = msgspec.structs.replace(known, **values)
+        known = tiers.get(name, Tier(name=name, priority=10))
+        tiers[name] = msgspec.structs.replace(known, **everywhere | values)
     return tiers
 
 

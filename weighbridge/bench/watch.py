@@ -48,7 +48,7 @@ class Watch:
             prefix = f"{number}: " if len(self.urls) > 1 else ""
             try:
                 # the scheme was checked above: http or https only
-                with urllib.request.urlopen(url, timeout=TIMEOUT_S) as reply:  # noqa: S310
+                with urllib.request.urlopen(url, timeout=TIMEOUT_S) as reply:  # noqa: S310 - see above
                     text = reply.read(4 << 20).decode("utf-8", "replace")
             except (OSError, ValueError) as error:
                 if not any(name.startswith(prefix) for name in self.samples):

@@ -127,7 +127,7 @@ def time_apart(tokens: int, iterations: int, pool: Path | None, checkpoint: Path
         command += [flag, str(path)] if path else []
     one_core = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     try:
-        done = subprocess.run(  # noqa: S603
+        done = subprocess.run(  # noqa: S603 - our own command
             command, env=os.environ | one_core, capture_output=True, timeout=TIMING_LIMIT_S, check=True
         )
     except subprocess.CalledProcessError as error:

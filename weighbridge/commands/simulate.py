@@ -91,7 +91,7 @@ def simulate(
             seed=one,
             tiers=tiers,
             settings=settings,
-            assign=assign,  # type: ignore[arg-type]
+            assign="fixed" if assign == "fixed" else "router",
             router={"dispatch": dispatch},
         )
         for name in policies

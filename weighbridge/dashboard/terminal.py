@@ -28,7 +28,7 @@ def _marked(text: str, judgement: Judgement) -> Text:
 def _headline(s: Snapshot) -> RenderableType:
     worst = judge.worst(s)
     room = None if worst is None or worst.load is None else 1 - worst.load
-    parts = (
+    parts: tuple[tuple[str, str, Judgement], ...] = (
         ("attainment", percent(s.attainment, 1), judge.above(s.attainment, judge.ATTAINMENT_TARGET)),
         ("goodput", rate(s.goodput_per_s), "none"),
         ("shed", percent(s.shed, 2), judge.below(s.shed, 0.01, 0.05)),
@@ -44,7 +44,7 @@ def _headline(s: Snapshot) -> RenderableType:
     line = Text()
     for name, value, judgement in parts:
         line.append(f"{name} ", style="dim")
-        line.append_text(_marked(value, judgement))  # type: ignore[arg-type]
+        line.append_text(_marked(value, judgement))
         line.append("   ")
     return line
 

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -127,9 +128,9 @@ def _label(raw: Raw) -> Label:
 
 
 def _number(raw: Raw, name: str) -> float:
-    value = raw.get(name)
+    value: Any = raw.get(name)
     try:
-        return float(value)  # type: ignore[arg-type]
+        return float(value)
     except (TypeError, ValueError):
         raise ValueError(f"{name}: is no number: {value!r}") from None
 

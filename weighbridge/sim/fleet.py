@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from weighbridge.core.instance import InstanceSpec, Limits, Rates, Role, StepTerms, Transfer
 from weighbridge.cost.step import COEFFICIENTS, rates_of
@@ -115,9 +115,9 @@ class SimulatedFleet:
     cold_start_s: float = 20.0
     detect_s: float = 0.5
 
-    def changed(self, **changes: object) -> SimulatedFleet:
+    def changed(self, **changes: Any) -> SimulatedFleet:
         """The fleet with the same changes made to every instance, such as `disturbance=Disturbance(noise=0.1)`."""
-        return replace(self, instances=tuple(replace(i, **changes) for i in self.instances))  # type: ignore[arg-type]
+        return replace(self, instances=tuple(replace(i, **changes) for i in self.instances))
 
 
 def mixed(

@@ -48,9 +48,9 @@ class _BadRow(Exception):
 
 
 def _tokens(row: dict[str, Any], column: str, *, least: int = 0) -> int:
-    value = row.get(column)
+    value: Any = row.get(column)
     try:
-        number = float(value)  # type: ignore[arg-type]
+        number = float(value)
     except (TypeError, ValueError):
         raise _BadRow(column, "is missing" if value in (None, "") else f"'{value}' is not a number") from None
     if number != math.floor(number):
@@ -61,9 +61,9 @@ def _tokens(row: dict[str, Any], column: str, *, least: int = 0) -> int:
 
 
 def _seconds(row: dict[str, Any], column: str, scale: float = 1.0) -> float:
-    value = row.get(column)
+    value: Any = row.get(column)
     try:
-        seconds = float(value) * scale  # type: ignore[arg-type]
+        seconds = float(value) * scale
     except (TypeError, ValueError):
         raise _BadRow(column, "is missing" if value in (None, "") else f"'{value}' is not a time") from None
     if not math.isfinite(seconds):

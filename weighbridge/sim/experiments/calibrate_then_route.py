@@ -23,7 +23,7 @@ from weighbridge.sim.experiments.base import (
     table,
     variant,
 )
-from weighbridge.sim.experiments.saturation import saturated_rate
+from weighbridge.sim.experiments.saturation import saturated_rate, saturating
 from weighbridge.sim.fleet import SimulatedFleet
 from weighbridge.sim.lab import tiers_of
 from weighbridge.sim.runs import Generated, Run, run_with_records
@@ -107,7 +107,7 @@ def run(options: Options) -> Outcome:
     rates = {}
     for trace in names:
         rates[trace] = saturated_rate(
-            lambda rate, seed, trace=trace: make_run(trace, rate, duration, "round_robin", seed),  # type: ignore[misc]
+            saturating(make_run, trace, duration),
             [seed + 1000 for seed in finding],
             options,
             start=20.0,

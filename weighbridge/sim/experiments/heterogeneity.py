@@ -6,7 +6,7 @@ from functools import partial
 
 from weighbridge.sim import fleet as fleets
 from weighbridge.sim.experiments.base import Experiment, Options, Outcome, variant
-from weighbridge.sim.experiments.saturation import saturated_rate
+from weighbridge.sim.experiments.saturation import saturated_rate, saturating
 from weighbridge.sim.experiments.sweeps import sweep_policies
 from weighbridge.sim.lab import tiers_of
 from weighbridge.sim.runs import Generated, Run
@@ -37,7 +37,7 @@ def run(options: Options) -> Outcome:
     make, rates = {}, {}
     for degree in degrees:
         rates[str(degree)] = saturated_rate(
-            lambda rate, seed, degree=degree: make_run(degree, rate, duration, "round_robin", seed),  # type: ignore[misc]
+            saturating(make_run, degree, duration),
             seeds,
             options,
             start=45.0,

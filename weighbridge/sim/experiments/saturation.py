@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from weighbridge.sim.experiments.base import Options
 from weighbridge.sim.runs import Run
 
+Place = TypeVar("Place")
+
 TARGET = 0.835  # what round robin attained in the paper
+
+
+def saturating(
+    make: Callable[[Place, float, float, str, int], Run], place: Place, duration_s: float
+) -> Callable[[float, int], Run]:
+    """`make(place, rate, duration, policy, seed)` with round robin at one place, by rate and seed."""
+
+    def at(rate: float, seed: int) -> Run:
+        return make(place, rate, duration_s, "round_robin", seed)
+
+    return at
 
 
 def saturated_rate(

@@ -15,7 +15,7 @@ from weighbridge.sim.experiments.base import (
     points,
     table,
 )
-from weighbridge.sim.runs import Run
+from weighbridge.sim.runs import Result, Run
 
 
 def sweep_policies(
@@ -78,12 +78,9 @@ def sweep_policies(
     )
 
 
-def _means(results: Mapping[tuple[str, str], Sequence[object]], what: str) -> dict[str, float]:
+def _means(results: Mapping[tuple[str, str], Sequence[Result]], what: str) -> dict[str, float]:
     out = {}
     for (place, policy), rows in results.items():
-        values = [
-            r.summary.ttft_s.p99 if what == "ttft" else r.summary.shed_rate  # type: ignore[attr-defined]
-            for r in rows
-        ]
+        values = [r.summary.ttft_s.p99 if what == "ttft" else r.summary.shed_rate for r in rows]
         out[f"{place}/{policy}"] = sum(values) / len(values)
     return out
