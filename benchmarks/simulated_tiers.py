@@ -2,8 +2,8 @@
 
     python benchmarks/simulated_tiers.py --seeds 1 2 3
 
-Steps are those of an embedded engine with one thread and the default model, as `weighbridge calibrate` finds them. Prints a
-Markdown table of the share of requests with bounds that met them, and paired differences to the first policy.
+Steps are those of an embedded engine with one thread and the default model, as `weighbridge calibrate` finds them.
+Prints a Markdown table of the share of requests with bounds that met them, and paired differences to the first policy.
 """
 
 from __future__ import annotations
