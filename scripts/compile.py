@@ -20,9 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 MODULES = {
     "http": "chunked client_connection connection known_head pool reply_head request responder routes server sse",
     "gateway": (
-        "auth budget client_request driver endpoint estimate flight held_reply legs log_writer loop_guard "
+        "auth budget client_request desk driver endpoint estimate flight held_reply legs log_writer loop_guard "
         "prefix_hashes quota reply splice stats surface"
     ),
+    "gateway/relays": "desk line link quotas remote_flight",
     "routing": (
         "admission candidates correction cost fairness fleet forecast hold lengths live placing policy prefix_index "
         "pump refinement room router sacrifice shared_kv stability sums"

@@ -12,6 +12,7 @@ from weighbridge.core.events import (
     InstanceDown,
     InstanceUp,
     PrefillFinished,
+    RequestAdopted,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
@@ -135,6 +136,25 @@ class Ledger(RuleBasedStateMachine):
         )
         self.send(RequestArrived(request=request))
         assert request.id in self.running or request.id in self.ended or request.id in self.held
+
+    @rule(seed=st.integers(0, 1000), prompt=st.integers(1, 4000), tokens=st.integers(0, 700))
+    def adopt(self, seed: int, prompt: int, tokens: int) -> None:
+        usable = sorted(name for name in self.alive if self.roles[name] != "prefill")
+        if not usable:
+            return
+        self.number += 1
+        name = random.Random(seed).choice(usable)
+        request = Request(
+            id=f"r{self.number}",
+            arrival_s=self.now - 1.0,
+            prompt_tokens=prompt,
+            max_tokens=300,
+            prefix_hashes=tuple(range(seed % 20)),
+        )
+        self.running[request.id] = Dispatch(request_id=request.id, instance=name)
+        self.tokens[request.id] = tokens
+        self.send(RequestAdopted(request=request, instance=name, output_tokens=tokens))
+        assert self.router.fleet.charges[request.id].output_tokens == tokens
 
     @rule(steps=st.integers(1, 3), seconds=st.sampled_from([0.05, 0.05, 1.0, 30.0]))
     def tick(self, steps: int, seconds: float) -> None:

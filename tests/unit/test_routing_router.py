@@ -11,6 +11,7 @@ from weighbridge.core.event_log import Header, LogReader, encode_entry, encode_h
 from weighbridge.core.events import (
     InstanceDown,
     InstanceUp,
+    RequestAdopted,
     RequestArrived,
     RequestFailed,
     RequestFinished,
@@ -208,3 +209,28 @@ def test_numbers_that_json_cannot_hold_stay_out_of_the_record() -> None:
     line = encode_entry(1.0, arrived("r"), actions)
     (entry,) = LogReader(io.BytesIO(encode_header(Header()) + line))
     assert entry.a == tuple(actions)
+
+
+def test_an_adopted_request_is_charged_where_it_runs_and_may_fail_over() -> None:
+    made = router("least_tokens", count=2)
+    request = arrived("old").request
+    assert made.handle(RequestAdopted(request=request, instance="i0", attempt=2, output_tokens=7), 1.0) == []
+    instance = made.fleet.instances["i0"]
+    assert (instance.in_flight, instance.prefill_tokens, instance.decoding) == (1, 0, 1)
+    assert instance.kv_tokens == 107
+    assert chosen(made, "new") == "i1"
+    (action,) = made.handle(RequestFailed(request_id="old", instance="i0", reason="reset", retriable=True), 2.0)
+    assert isinstance(action, Dispatch)
+    assert (action.instance, action.attempt) == ("i1", 3)
+    made.handle(RequestFinished(request_id="old", output_tokens=9), 3.0)
+    made.handle(RequestFinished(request_id="new", output_tokens=9), 3.0)
+    assert made.live_requests == sum(i.in_flight + i.kv_tokens + i.decode_tokens for i in made.fleet) == 0
+
+
+def test_an_adopted_request_of_an_unknown_instance_is_live_and_costs_nothing() -> None:
+    made = router(count=1)
+    assert made.handle(RequestAdopted(request=arrived("old").request, instance="gone"), 1.0) == []
+    assert (made.live_requests, made.fleet.instances["i0"].in_flight) == (1, 0)
+    made.handle(RequestFinished(request_id="old", output_tokens=9), 3.0)
+    assert made.live_requests == 0
+    assert made.admission.running_tokens.get("standard", 0) == 0

@@ -66,6 +66,12 @@ class Serving:
         """Whether requests are running."""
         return self._gateway is not None and self._gateway.driver.router.live_requests > 0
 
+    @property
+    def admin_port(self) -> int:
+        """The bound port of the admin listener."""
+        assert self._gateway is not None
+        return self._gateway.admin_port
+
     async def start(self, progress: Callable[[str, float], None]) -> None:
         """Start everything and wait until an instance can answer.
 
@@ -84,6 +90,16 @@ class Serving:
             self._supervisor = Supervisor(options, on_progress=progress)
             self._engines = await self._supervisor.start()
             self._embedded = [_instance(info, option) for info, option in zip(self._engines, options, strict=True)]
+        await self._open()
+        tune_collector()
+        self._start_s = time.monotonic() - begun
+        if self._dashboard_start is None and self._dashboard_port is not None:
+            self._dashboard_start = asyncio.ensure_future(self._start_dashboard(self.admin_port))
+        if self._dashboard_start is not None:
+            await self._dashboard_start
+
+    async def _open(self) -> None:
+        """Start the gateway and wait until an instance can answer, all embedded ones if there are any."""
         self._gateway = Gateway(self._gateway_settings(self.settings))
         self._gateway.on_reload = self.reload
         await self._gateway.start()
@@ -92,12 +108,6 @@ class Serving:
             from weighbridge.calibrate.reprobe import Reprober  # with numpy and the fit: only where it is wanted
 
             self._reprobing = asyncio.ensure_future(Reprober(self._gateway, self.settings.reprobe).run())
-        tune_collector()
-        self._start_s = time.monotonic() - begun
-        if self._dashboard_start is None and self._dashboard_port is not None:
-            self._dashboard_start = asyncio.ensure_future(self._start_dashboard(self._gateway.admin_port))
-        if self._dashboard_start is not None:
-            await self._dashboard_start
 
     async def _start_dashboard(self, admin_port: int) -> None:
         port = self._dashboard_port
@@ -115,18 +125,22 @@ class Serving:
         gateway = self._gateway
         if gateway is None:
             raise ConfigError("it has not started yet")
-        if self._load is None:
-            raise ConfigError("it was started without a configuration file: there is nothing to reload")
         try:
-            settings = self._load()
-            if settings.engines != self.settings.engines:
-                raise ConfigError("engines cannot change while serving; restart", path="$.engines")
+            settings = self._read_again()
         except ConfigError:
             gateway.stats.reloads.add(("refused",))
             raise
         words = await gateway.reload(self._gateway_settings(settings))
         self.settings = settings
         return words
+
+    def _read_again(self) -> Settings:
+        if self._load is None:
+            raise ConfigError("it was started without a configuration file: there is nothing to reload")
+        settings = self._load()
+        if settings.engines != self.settings.engines:
+            raise ConfigError("engines cannot change while serving; restart", path="$.engines")
+        return settings
 
     def _gateway_settings(self, settings: Settings) -> GatewaySettings:
         fields = {name: getattr(settings, name) for name in GatewaySettings.__struct_fields__}
@@ -146,50 +160,60 @@ class Serving:
         if self._dashboard_start is not None:
             self._dashboard_start.cancel()
             await asyncio.wait({self._dashboard_start})
-        if self._reprobing is not None:
-            self._reprobing.cancel()
-            await asyncio.wait({self._reprobing})
         await self._dashboard.stop()
-        if self._gateway is not None:
-            await self._gateway.stop()
+        await self._close()
         if self._supervisor is not None:
             await self._supervisor.stop(ENGINE_DRAIN_S)
 
+    async def _close(self) -> None:
+        """End the gateway."""
+        if self._reprobing is not None:
+            self._reprobing.cancel()
+            await asyncio.wait({self._reprobing})
+        if self._gateway is not None:
+            await self._gateway.stop()
+
     def ready(self) -> dict[str, Any]:
         """What a caller needs to use it: addresses, instances with process ids, policy."""
-        gateway = self._gateway
-        if gateway is None:
+        if self._gateway is None:
             raise ServiceError("not started")
+        return self._ready(self._gateway.port, self.admin_port, instance_rows(self._gateway))
+
+    def _ready(self, port: int, admin_port: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
         pids = self._supervisor.pids() if self._supervisor else {}
-        rows = []
-        for endpoint in gateway.driver.endpoints.values():
-            rates = endpoint.spec.rates
-            rows.append(
-                {
-                    "name": endpoint.name,
-                    "kind": endpoint.settings.kind,
-                    "url": endpoint.settings.url,
-                    "pid": pids.get(endpoint.name),
-                    "model": ", ".join(endpoint.models),
-                    "up": endpoint.up,
-                    "prefill_tokens_per_s": rates.prefill_tokens_per_s if rates else None,
-                    "decode_tokens_per_s": rates.decode_tokens_per_s if rates else None,
-                }
-            )
         return {
-            "url": _address(self.settings.host, gateway.port),
-            "admin": _address(self.settings.admin_host, gateway.admin_port),
+            "url": _address(self.settings.host, port),
+            "admin": _address(self.settings.admin_host, admin_port),
             "dashboard": self._dashboard_url,
             "policy": self.settings.router.policy,
             "data_dir": str(self._data_dir),
             "start_s": self._start_s,
-            "instances": rows,
+            "instances": [{**row, "pid": pids.get(row["name"])} for row in rows],
         }
 
     def _with_profile(self, engine: InstanceOptions) -> InstanceOptions:
         if engine.profile is not None:
             return engine
         return msgspec.structs.replace(engine, profile=str(self._data_dir / "profiles" / f"{engine.name}.json"))
+
+
+def instance_rows(gateway: Gateway) -> list[dict[str, Any]]:
+    """What is told of each instance when serving begins."""
+    rows = []
+    for endpoint in gateway.driver.endpoints.values():
+        rates = endpoint.spec.rates
+        rows.append(
+            {
+                "name": endpoint.name,
+                "kind": endpoint.settings.kind,
+                "url": endpoint.settings.url,
+                "model": ", ".join(endpoint.models),
+                "up": endpoint.up,
+                "prefill_tokens_per_s": rates.prefill_tokens_per_s if rates else None,
+                "decode_tokens_per_s": rates.decode_tokens_per_s if rates else None,
+            }
+        )
+    return rows
 
 
 def _instance(info: ReadyInfo, options: InstanceOptions) -> InstanceSettings:

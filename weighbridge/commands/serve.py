@@ -28,6 +28,9 @@ def serve(
         int | None, typer.Option(min=0, max=65535, help="OpenAI listener (8080; 0 takes a free one).")
     ] = None,
     admin_port: Annotated[int | None, typer.Option(min=0, max=65535, help="Admin listener (8081).")] = None,
+    relays: Annotated[
+        int | None, typer.Option(min=0, max=64, help="Relay processes that share one Router (0: one process for all).")
+    ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where event logs and profiles are kept.")] = None,
     policy: Annotated[str | None, typer.Option(help="Routing policy; an unknown one lists them all.")] = None,
     dashboard: Annotated[
@@ -43,6 +46,7 @@ def serve(
     import msgspec
     import uvloop
 
+    from weighbridge.commands._relayed import RelayedServing
     from weighbridge.commands._reloading import stamp
     from weighbridge.commands._serving import Serving
     from weighbridge.config.settings import data_directory, load_settings
@@ -61,6 +65,7 @@ def serve(
             router=router,
             port=settings.port if port is None else port,
             admin_port=settings.admin_port if admin_port is None else admin_port,
+            relays=settings.relays if relays is None else relays,
         )
 
     known = None if config is None else stamp(config)  # before it is read: what changes afterwards is a change
@@ -68,7 +73,8 @@ def serve(
     directory = data_directory(settings, data_dir, os.environ)
     _offer_models(settings.engines, as_json)
     _raise_descriptors()
-    serving = Serving(settings, directory, dashboard_port if dashboard else None, load if config else None)
+    kind = RelayedServing if settings.relays else Serving
+    serving = kind(settings, directory, dashboard_port if dashboard else None, load if config else None)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(serving, as_json, config, known))
 

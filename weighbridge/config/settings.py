@@ -91,6 +91,8 @@ def _check(settings: Settings, document: Document) -> None:
         raise document.error(
             f"tier {settings.default_tier!r} is not defined; defined: {', '.join(sorted(tiers))}", "$.default_tier"
         )
+    if settings.relays and settings.selection is not None:
+        raise document.error("`selection` needs the Router in the process that reads requests: 0", "$.relays")
     try:
         make_policy(settings.router.policy, settings.router.policy_options)
     except PolicyError as error:

@@ -21,6 +21,19 @@ class RequestArrived(_Event, frozen=True, kw_only=True, omit_defaults=True, tag=
     request: Request
 
 
+class RequestAdopted(_Event, frozen=True, kw_only=True, omit_defaults=True, tag="adopted"):
+    """A request that an earlier router had taken in and that goes on under this one.
+
+    It runs on `instance` as attempt `attempt` and has `output_tokens` so far; with an empty `instance` it runs nowhere
+    and only its end follows. It is never placed by this event.
+    """
+
+    request: Request
+    instance: str = ""
+    attempt: int = 1
+    output_tokens: int = 0
+
+
 class RequestDispatched(_Event, frozen=True, kw_only=True, omit_defaults=True, tag="dispatched"):
     """The request was written to its instance."""
 
@@ -128,6 +141,7 @@ class Tick(_Event, frozen=True, kw_only=True, omit_defaults=True, tag="tick"):
 
 Event = (
     RequestArrived
+    | RequestAdopted
     | RequestDispatched
     | FirstToken
     | TokensProgressed

@@ -21,6 +21,7 @@ from weighbridge.core.events import (
     InstanceReported,
     InstanceUp,
     ProfileUpdated,
+    RequestAdopted,
     RequestArrived,
     RequestCancelled,
     RequestFailed,
@@ -78,6 +79,7 @@ class Observer:
         self._rings: dict[str, deque[float]] = {k: deque(maxlen=RING) for k in Series.__struct_fields__}
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             RequestArrived: self._arrived,
+            RequestAdopted: self._adopted,
             FirstToken: self._first_token,
             TokensProgressed: self._progressed,
             RequestFinished: self._finished,
@@ -118,6 +120,17 @@ class Observer:
     def _arrived(self, event: RequestArrived, now: float) -> None:
         self._live[event.request.id] = _Live(event.request)
         self._queue.add(event.request)
+
+    def _adopted(self, event: RequestAdopted, now: float) -> None:
+        live = self._live[event.request.id] = _Live(event.request)
+        if event.instance:
+            instance = self._instance(event.instance)
+            instance.join(event.request.id, event.request.prompt_tokens)
+            live.instance, live.output_tokens = event.instance, event.output_tokens
+            if event.output_tokens:
+                live.first_s = now
+                instance.first_token(event.request.id)
+                instance.grow(event.output_tokens, event.request.id)
 
     def _dispatch(self, action: Dispatch, now: float) -> None:
         live = self._live.get(action.request_id)

@@ -50,11 +50,11 @@ class Entry(msgspec.Struct, omit_defaults=True):
 
 
 class AccessLog:
-    """Appends to `DIR/access-NNNNNN.jsonl`."""
+    """Appends to `DIR/PREFIX-NNNNNN.jsonl`."""
 
-    def __init__(self, directory: Path, *, max_bytes: int, max_files: int) -> None:
+    def __init__(self, directory: Path, *, max_bytes: int, max_files: int, prefix: str = "access") -> None:
         """Raises OSError."""
-        self.writer = LogWriter(directory, None, max_bytes=max_bytes, max_files=max_files, prefix="access")
+        self.writer = LogWriter(directory, None, max_bytes=max_bytes, max_files=max_files, prefix=prefix)
         self._pending: list[tuple[Entry, Responder]] = []
 
     def refused(self, request: Request, responder: Responder, request_id: str, tenant: str) -> None:

@@ -16,6 +16,7 @@ from weighbridge.cost.online import OnlineCost
 from weighbridge.gateway.auth import bearer
 from weighbridge.gateway.kv.metrics import kv_metrics
 from weighbridge.gateway.openapi import admin_document
+from weighbridge.gateway.relays.hub import Totals
 from weighbridge.gateway.settings import InstanceSettings
 from weighbridge.gateway.stats import gauge
 from weighbridge.http import Request, Responder, Routes
@@ -237,11 +238,17 @@ class Admin:
         yield gauge("weighbridge_instance_drifts", "Lasting changes of speed noticed.", one, drifts)
         yield from kv_metrics(gateway.kv)
         router = gateway.driver.router
-        refused = [((), float(gateway.server.refusals))]
+        hub = gateway.hub
+        told = Totals() if hub is None else hub.totals
+        if hub is not None:
+            yield from hub.collect()
+        refused = [((), float(gateway.server.refusals + told.refusals))]
         yield gauge(
             "weighbridge_http_refused", "Requests refused before they were read, 401 and malformed.", (), refused
         )
-        spent, denied = [((), float(gateway.surface.budget.spent))], [((), float(gateway.surface.budget.refused))]
+        budget = gateway.surface.budget
+        spent = [((), float(budget.spent + told.retries))]
+        denied = [((), float(budget.refused + told.retries_refused))]
         yield gauge("weighbridge_retries", "Tries beyond the first that were allowed.", (), spent)
         yield gauge("weighbridge_retries_refused", "Tries refused by the retry budget.", (), denied)
         guard = gateway.guard
@@ -254,8 +261,9 @@ class Admin:
         if gateway.writer is not None:
             dropped = [((), float(gateway.writer.dropped))]
             yield gauge("weighbridge_event_log_dropped", "Log entries dropped because the disk is slow.", (), dropped)
-        if gateway.surface.access is not None:
-            dropped = [((), float(gateway.surface.access.writer.dropped))]
+        access = gateway.surface.access
+        if access is not None or (hub is not None and gateway.settings.access_log is not None):
+            dropped = [((), float(told.lines_dropped if access is None else access.writer.dropped))]
             yield gauge("weighbridge_access_log_dropped", "Log lines dropped because the disk is slow.", (), dropped)
 
 

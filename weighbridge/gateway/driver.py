@@ -6,11 +6,11 @@ import asyncio
 import logging
 import time
 from collections import deque
-from typing import TYPE_CHECKING
 
 from weighbridge.core.actions import Abort, Action, Dispatch, Hold, Preempt, Reject
 from weighbridge.core.event_log import Entry
 from weighbridge.core.events import Event, RequestDispatched, Tick
+from weighbridge.gateway.desk import Desk
 from weighbridge.gateway.endpoint import Endpoint
 from weighbridge.gateway.log_writer import LogWriter
 from weighbridge.gateway.records import DecisionRecord
@@ -18,37 +18,36 @@ from weighbridge.gateway.stats import Stats
 from weighbridge.routing.refinement import Refinement
 from weighbridge.routing.router import Router
 
-if TYPE_CHECKING:
-    from weighbridge.gateway.flight import Flight
-
 log = logging.getLogger("weighbridge.gateway")
 KEPT_DECISIONS = 2000
 TICK_S = 0.05
 
 
-class Driver:
+class Driver(Desk):
     """Owns the Router's clock and the live requests.
 
     Events are handled strictly one after another: an event raised while actions are being carried out waits its turn,
     so that the log's order is the order in which the Router saw them.
     """
 
-    def __init__(self, router: Router, endpoints: dict[str, Endpoint], writer: LogWriter | None, stats: Stats) -> None:
+    def __init__(
+        self,
+        router: Router,
+        endpoints: dict[str, Endpoint],
+        writer: LogWriter | None,
+        stats: Stats,
+        start_s: float | None = None,
+    ) -> None:
+        super().__init__(endpoints, stats, start_s)
         self.router = router
         self.refinement = Refinement()
-        self.endpoints = endpoints
-        self.stats = stats
-        self.flights: dict[str, Flight] = {}
+        self.fleet_version = 0
+        """Grows whenever an engine joins, leaves, goes up or down, or tells other facts."""
         self.decisions: deque[DecisionRecord] = deque(maxlen=KEPT_DECISIONS)
         self.writer = writer
-        self._start_s = time.monotonic()
         self._queue: deque[Event] = deque()
         self._busy = False
         self._tick: asyncio.TimerHandle | None = None
-
-    def now(self) -> float:
-        """Seconds on the router's clock, which starts at 0 with the gateway."""
-        return time.monotonic() - self._start_s
 
     def feed(self, event: Event) -> None:
         """Gives one event to the Router and carries out what it answers."""

@@ -23,7 +23,7 @@ from weighbridge.gateway.splice import add_value, remove_value, replace_value
 from weighbridge.http import ClientLimits, Pool
 
 if TYPE_CHECKING:
-    from weighbridge.gateway.kv.watch import Watch
+    from weighbridge.gateway.records import Answers
 
 USAGE_OPTION = b'{"include_usage":true}'
 
@@ -54,7 +54,7 @@ class Endpoint:
         self.report_s: float | None = None
         self.started_s: float | None = None
         self.reason = "not probed yet"
-        self.kv: Watch | None = None
+        self.kv: Answers | None = None
         if settings.kv_events not in (None, AUTO):
             check_address(settings.kv_events, f"{where}.kv_events")
         if settings.kv_events_replay is not None:

@@ -169,7 +169,7 @@ class Flight:
             return
         status, retry_after_s = action.status, action.retry_after_s
         if action.reason == "no_instance":
-            retry_after_s = self.surface.health.recovery_s(self.routed.model)
+            retry_after_s = self.surface.health.recovery_s(self.routed.model, retry_after_s)
         if status == 502 and self.head is not None and self.head.status in (429, 503):
             status = 503  # every engine was busy, none was broken
         send_reject(
@@ -394,6 +394,12 @@ class Flight:
         """Output that the client has received so far: leaving early is not a way to use engines for nothing."""
         scanner = getattr(self, "_scanner", None)  # there is none before the first dispatch
         return 0 if scanner is None else scanner.events
+
+    @property
+    def output_tokens(self) -> int:
+        """Output that the engine has sent so far, as frames tell it."""
+        assembler = getattr(self, "_assembler", None)
+        return self._streamed() if assembler is None else assembler.frames
 
     def _finished(self, usage: Usage, frames: int) -> None:
         output = usage.output_tokens if usage.output_tokens is not None else frames

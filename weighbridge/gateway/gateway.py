@@ -27,6 +27,7 @@ from weighbridge.gateway.loop_guard import LoopGuard
 from weighbridge.gateway.membership import Membership, check_names
 from weighbridge.gateway.memory_return import MemoryReturn, glibc_trim
 from weighbridge.gateway.pairs import check_pairs
+from weighbridge.gateway.relays.hub import Hub
 from weighbridge.gateway.settings import GatewaySettings, InstanceSettings
 from weighbridge.gateway.stats import Stats
 from weighbridge.gateway.surface import Surface
@@ -49,6 +50,7 @@ FIXED = (
         "isolate_tenants",
         "tls_cert",
         "tls_key",
+        "relays",
     ),
 )
 """Settings that a reload cannot change."""
@@ -58,25 +60,42 @@ SWAPPED = tuple(n for n in GatewaySettings.__struct_fields__ if n not in FIXED a
 class Gateway:
     """`start`, serve, `drain`, `stop`. `port` and `admin_port` are the bound ones."""
 
-    def __init__(self, settings: GatewaySettings, environment: Mapping[str, str] | None = None) -> None:
-        """Checks everything that can be checked without the network. Raises ConfigError or PolicyError."""
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        environment: Mapping[str, str] | None = None,
+        *,
+        start_s: float | None = None,
+    ) -> None:
+        """Checks everything that can be checked without the network. With `settings.relays` it has no OpenAI listener
+        but a `hub`, where relays meet it; `start_s` is then the start of the clock that they share.
+
+        Raises:
+            ConfigError, PolicyError: what is wrong.
+        """
         environment = os.environ if environment is None else environment
         self.settings = settings
+        if settings.relays and settings.selection is not None:
+            raise ConfigError(
+                "`selection` needs the Router in the process that reads requests; leave one of the two out",
+                path="$.relays",
+            )
         self._admin_token = _admin_token(settings, environment)
         self.stats = Stats()
         check_names(settings.instances)
         endpoints = {i.name: Endpoint(i, settings.client, environment) for i in settings.instances}
         check_pairs(endpoints.values(), settings.router.binding)
         self.writer: LogWriter | None = None
-        self.driver = Driver(Router(settings.router), endpoints, None, self.stats)
+        self.driver = Driver(Router(settings.router), endpoints, None, self.stats, start_s)
         self.health = Health(self.driver, settings.health)
         self.kv = KvIndex(self.driver, settings.prefix_block_bytes)
         self.membership = Membership(self.driver, self.health, self.kv, environment, lambda: self.settings.drain_s)
         self.discovery = Discovery(settings.discovery, self.membership, settings.client, check=self._fits)
         self.guard = LoopGuard(settings.max_loop_lag_s)
-        salt_key = _salt_key(settings, environment)
+        salt_key = make_salt_key(settings, environment)
         self.surface = Surface(settings, self.driver, self.health, self.stats, salt_key, self.guard)
-        if settings.tracing is not None:
+        self.hub = Hub(self) if settings.relays else None
+        if settings.tracing is not None and self.hub is None:
             self.surface.tracer = Tracer(settings.tracing)
         self.admin = Admin(self, self._admin_token)
         self.surface.routes.get("/readyz", self.admin.ready)  # for load balancers that see this listener only
@@ -104,13 +123,14 @@ class Gateway:
         settings = self.settings
         if settings.data_dir is not None:
             self.writer = self.driver.writer = self._open_log(Path(settings.data_dir))
-        if settings.access_log is not None:
+        if settings.access_log is not None and self.hub is None:
             self.surface.access = self._open_access_log(settings.access_log)
-        if settings.tls_cert is not None:
+        if settings.tls_cert is not None and self.hub is None:
             self._tls = ListenerTls(settings.tls_cert, settings.tls_key)
         context = self._tls.context if self._tls is not None else None
         try:
-            await _bind(self.server, settings.host, settings.port, context)
+            if self.hub is None:
+                await _bind(self.server, settings.host, settings.port, context)
             await _bind(self.admin_server, settings.admin_host, settings.admin_port, None)
         except ServiceError:
             await self.stop()
@@ -182,6 +202,8 @@ class Gateway:
         renewed = ["renewed the TLS certificate"] if self._tls is not None and self._tls.renew() else []
         self.settings = settings
         self.surface.apply(settings)
+        if self.hub is not None:
+            self.hub.apply()
         self.health.apply(settings.health)
         self.guard.bound_s = settings.max_loop_lag_s
         for name in gone:
@@ -203,6 +225,8 @@ class Gateway:
     async def stop(self) -> None:
         """Cuts what is still running and closes everything; safe to call twice."""
         self.draining = True
+        if self.hub is not None:
+            await self.hub.stop()
         await self.server.stop()
         await self.admin_server.stop()
         self.guard.stop()
@@ -284,7 +308,8 @@ def _admin_token(settings: GatewaySettings, environment: Mapping[str, str]) -> s
     return token
 
 
-def _salt_key(settings: GatewaySettings, environment: Mapping[str, str]) -> bytes | None:
+def make_salt_key(settings: GatewaySettings, environment: Mapping[str, str]) -> bytes | None:
+    """The secret that cache salts are made from; None where tenants are not kept apart. Raises ConfigError."""
     if not settings.keys or not settings.isolate_tenants:
         return None
     if settings.salt_env is None:

@@ -63,9 +63,11 @@ class Health:
         self._states: dict[str, _State] = {}
         self._clients: dict[str, HttpClient] = {}
         self._changed = asyncio.Event()
+        self._begun_s = 0.0
 
     def start(self) -> None:
         """Begins probing every engine of the driver."""
+        self._begun_s = self._driver.now()
         for endpoint in self._driver.endpoints.values():
             self.add(endpoint)
 
@@ -153,7 +155,10 @@ class Health:
 
     async def _learn(self, endpoint: Endpoint) -> None:
         replies = await self._get_all(endpoint, endpoint.adapter.facts_paths)
-        endpoint.facts = endpoint.adapter.facts(replies)
+        facts = endpoint.adapter.facts(replies)
+        if facts != endpoint.facts:
+            self._driver.fleet_version += 1
+        endpoint.facts = facts
         if endpoint.transfer == "mooncake" and endpoint.settings.role == "prefill":
             endpoint.ranks = await self._ranks(endpoint)
 
@@ -276,13 +281,15 @@ class Health:
         state.down_since_s = None
         endpoint.up = True
         endpoint.reason = ""
+        self._driver.fleet_version += 1
         log.info("instance %s is up (generation %d)", endpoint.name, endpoint.generation)
         self._driver.feed(InstanceUp(spec=endpoint.spec, generation=endpoint.generation))
         self._changed.set()
 
     def _others_serve(self, endpoint: Endpoint) -> bool:
         """Whether a slow start makes sense: others carry the load, and they are not all as new as this one."""
-        if self._driver.now() < self._settings.slow_start_s or not self._settings.slow_start_s:
+        slow_s = self._settings.slow_start_s
+        if not slow_s or self._driver.now() - self._begun_s < slow_s:
             return False
         models = set(endpoint.models)
         others = (e for e in self._driver.endpoints.values() if e is not endpoint)
@@ -304,6 +311,7 @@ class Health:
         state.good = 0
         state.warm_since_s = endpoint.warm_limit = None
         state.down_since_s = time.monotonic()
+        self._driver.fleet_version += 1
         log.warning("instance %s is out: %s", endpoint.name, reason)
         self._driver.feed(InstanceDown(instance=endpoint.name, reason=reason, drain=True))
         self._changed.set()
@@ -319,7 +327,7 @@ class Health:
         """Takes a drained engine back with its next good probe."""
         endpoint.draining = False
 
-    def recovery_s(self, model: str) -> float:
+    def recovery_s(self, model: str, told_s: float | None = None) -> float:
         """Seconds until an engine of a model may be back: the soonest end of an ejection, else a few probes."""
         soonest = self._settings.interval_s * self._settings.rise
         now = time.monotonic()

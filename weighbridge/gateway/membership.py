@@ -69,6 +69,7 @@ class Membership:
         if known is not None:  # the name was used before: the Router must see a new life
             endpoint.generation = known.generation
         self._driver.endpoints[endpoint.name] = endpoint
+        self._driver.fleet_version += 1
         self._health.add(endpoint, returning=known is not None)
         self._kv.add(endpoint)
 
@@ -91,6 +92,7 @@ class Membership:
             await self._health.remove(endpoint)
             await self._kv.remove(endpoint)
             del self._driver.endpoints[name]
+            self._driver.fleet_version += 1
             if endpoint.pool is not None:
                 await endpoint.pool.close()
         finally:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from weighbridge.core.errors import InputError, RequestError, ServiceError
 from weighbridge.core.request import Request as RoutedRequest
 from weighbridge.gateway.auth import Principal
+from weighbridge.gateway.desk import Desk
+from weighbridge.gateway.driver import Driver
 from weighbridge.http import Request
 from weighbridge.selection import feedback
 from weighbridge.selection.cascade import CascadeRecord, CascadeSettings
@@ -20,9 +22,6 @@ from weighbridge.selection.opening import open_selector
 from weighbridge.selection.settings import SelectionSettings
 from weighbridge.selection.sticky import Sessions
 from weighbridge.selection.text import routing_text
-
-if TYPE_CHECKING:
-    from weighbridge.gateway.driver import Driver
 
 KEPT = 2000
 MAX_EXPLAINED_BYTES = 8000
@@ -60,7 +59,7 @@ class _Feedback(msgspec.Struct, forbid_unknown_fields=True):
 class ModelChoice:
     """Between reading a request and routing it. Memory is bounded: KEPT records, the sessions of the settings."""
 
-    def __init__(self, settings: SelectionSettings, driver: Driver) -> None:
+    def __init__(self, settings: SelectionSettings, driver: Desk) -> None:
         """Raises ConfigError or CheckpointError when pool, checkpoint and settings do not fit together."""
         self.settings = settings
         self.aliases = frozenset(settings.aliases)
@@ -68,6 +67,7 @@ class ModelChoice:
         self.selector = open_selector(settings)
         self.records: OrderedDict[str, Selected] = OrderedDict()
         self._sessions = Sessions(settings.sticky.sessions)
+        assert isinstance(driver, Driver), "choosing a model needs the Router in this process"
         self._driver = driver
         self._headers = {name.lower() for rule in settings.rules for name in rule.match.headers}
         self._log = Path(settings.feedback_log) if settings.feedback_log else None

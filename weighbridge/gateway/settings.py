@@ -152,3 +152,5 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     salt_env: str | None = None  # secret for that, so that salts stay the same over restarts
     tls_cert: str | None = None
     tls_key: str | None = None
+    relays: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0  # processes that share the load; 0: this one does all
+    router_wait_s: Annotated[float, msgspec.Meta(ge=2)] = 5.0  # how long requests wait for a Router that died

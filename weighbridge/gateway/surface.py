@@ -19,18 +19,17 @@ from weighbridge.gateway.body import plain_body
 from weighbridge.gateway.budget import RetryBudget
 from weighbridge.gateway.cascade import Cascade
 from weighbridge.gateway.client_request import ClientRequest, overload_choices
-from weighbridge.gateway.driver import Driver
+from weighbridge.gateway.desk import Desk
 from weighbridge.gateway.estimate import TokenEstimator
 from weighbridge.gateway.flight import Flight
 from weighbridge.gateway.forecasts import Forecasts
-from weighbridge.gateway.health import Health
 from weighbridge.gateway.loop_guard import LoopGuard
 from weighbridge.gateway.model_choice import ModelChoice
 from weighbridge.gateway.model_list import model_rows
 from weighbridge.gateway.openapi import client_document
 from weighbridge.gateway.prefix_hashes import PrefixHasher
 from weighbridge.gateway.quota import Quotas, Salts
-from weighbridge.gateway.records import Outcome
+from weighbridge.gateway.records import Outcome, Signals
 from weighbridge.gateway.refusal import send_reject, send_request_error
 from weighbridge.gateway.settings import GatewaySettings
 from weighbridge.gateway.stats import Stats
@@ -62,8 +61,8 @@ class Surface:
     def __init__(
         self,
         settings: GatewaySettings,
-        driver: Driver,
-        health: Health,
+        driver: Desk,
+        health: Signals,
         stats: Stats,
         salt_key: bytes | None,
         guard: LoopGuard,

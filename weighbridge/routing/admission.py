@@ -81,6 +81,18 @@ class Admission:
         self.fairness.arrived(tenant)
         return None
 
+    def adopt(self, live: Live) -> None:
+        """A request that runs already enters without being asked or charged. It must `leave` once as well."""
+        tenant = live.request.tenant
+        self.fairness.arrived(tenant)
+        limit = self.limit(tenant)
+        if limit is not UNLIMITED:
+            bucket = self._buckets.get(tenant)
+            if bucket is None:
+                burst = float(limit.burst_tokens or (limit.tokens_per_s or 0.0) * 10.0)
+                bucket = self._buckets[tenant] = _Bucket(burst, live.request.arrival_s)
+            bucket.requests += 1
+
     def leave(self, live: Live) -> None:
         """A request that entered has ended."""
         tenant = live.request.tenant

@@ -23,6 +23,7 @@ from weighbridge.core.events import (
     InstanceUp,
     PrefillFinished,
     ProfileUpdated,
+    RequestAdopted,
     RequestArrived,
     RequestCancelled,
     RequestDispatched,
@@ -70,6 +71,7 @@ class Router:
         self._pump = Pump(self.settings, self._placing, self.admission, self._reject)
         self._handlers: dict[type, Callable[[Any, float], list[Action]]] = {
             RequestArrived: self._arrived,
+            RequestAdopted: self._adopted,
             RequestDispatched: _nothing,
             FirstToken: self._first_token,
             TokensProgressed: self._progressed,
@@ -131,11 +133,7 @@ class Router:
         if request.id in self._live:
             raise ValueError(f"request id {request.id} is live already")
         tier = self.tiers.get(request.tier, self._default_tier)
-        live = self._live[request.id] = Live(request, tier, self.settings.default_ttft_s)
-        lengths = self._placing.lengths
-        live.lengths = lengths.table(request)
-        live.length_scale = lengths.draw_scale()
-        live.expected_output_tokens = lengths.expected(request, live.lengths, 0, live.length_scale)
+        live = self._begin(request, tier)
         if request.prefix_hashes:
             best = 0
             for tokens in self._placing.candidates.cached(request).values():
@@ -144,7 +142,6 @@ class Router:
             live.prefill_tokens = max(request.prompt_tokens - best, 1)
         self.fleet.offered.add(live.prefill_tokens, now_s)
         self._offer.add(request, live.prefill_tokens, live.expected_output_tokens, now_s)
-        live.cost_tokens = request.prompt_tokens + live.expected_output_tokens
         refusal = self.admission.enter(live, now_s)
         if refusal is not None:
             del self._live[request.id]
@@ -152,6 +149,45 @@ class Router:
             wait_s = refusal.retry_after_s or self._pump.drain_s(request)
             return [Reject(request_id=request.id, status=refusal.status, reason=refusal.reason, retry_after_s=wait_s)]
         return self._enter(live, now_s)
+
+    def _begin(self, request: Request, tier: Tier) -> Live:
+        """A request enters the books, with an estimate of its output."""
+        live = self._live[request.id] = Live(request, tier, self.settings.default_ttft_s)
+        lengths = self._placing.lengths
+        live.lengths = lengths.table(request)
+        live.length_scale = lengths.draw_scale()
+        live.expected_output_tokens = lengths.expected(request, live.lengths, 0, live.length_scale)
+        live.cost_tokens = request.prompt_tokens + live.expected_output_tokens
+        return live
+
+    def _adopted(self, event: RequestAdopted, now_s: float) -> list[Action]:
+        """Charge what runs already. Its tenant's and tier's bounds were passed once and are not asked again."""
+        request = event.request
+        if request.id in self._live:
+            raise ValueError(f"request id {request.id} is live already")
+        tier = self.tiers.get(request.tier, self._default_tier)
+        live = self._begin(request, tier)
+        live.attempts = event.attempt
+        self.admission.adopt(live)
+        instance = self.fleet.instances.get(event.instance)
+        if instance is None:
+            return []
+        expected = live.expected_output_tokens
+        self._started(live)
+        charge = self.fleet.charge(
+            request,
+            instance,
+            cached_tokens=0,
+            expected_output_tokens=max(expected, 1),
+            now_s=now_s,
+            prefill=instance.spec.role != "decode",
+            tier=tier,
+        )
+        charge.found_no_queue = False  # when it was sent nobody here was looking
+        if event.output_tokens:
+            self.fleet.first_token(request.id, now_s, self._remaining(live, 1))
+            self.fleet.progress(request.id, event.output_tokens, self._remaining(live, event.output_tokens))
+        return []
 
     def _enter(self, live: Live, now_s: float) -> list[Action]:
         """Place a request that runs nowhere, hold it, or reject it."""

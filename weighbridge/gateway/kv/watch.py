@@ -137,10 +137,14 @@ class Watch:
         """A request ended well here: its prompt's tokens are worth knowing."""
         prompt = prompt_of(flight, usage.prompt_tokens, usage.cached_tokens)
         if prompt is not None:
-            if len(self.prompts) == WAITING_PROMPTS:
-                self.dropped += 1
-            self.prompts.append(prompt)
-            self.wanted.set()
+            self.queue(prompt)
+
+    def queue(self, prompt: Prompt) -> None:
+        """Has a prompt translated soon; the oldest that waits is dropped where too many do."""
+        if len(self.prompts) == WAITING_PROMPTS:
+            self.dropped += 1
+        self.prompts.append(prompt)
+        self.wanted.set()
 
     def expects_events(self, prompt: Prompt) -> None:
         """Notes a prompt of which the engine must have computed, and hence announced, whole blocks."""
