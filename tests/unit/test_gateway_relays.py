@@ -13,16 +13,18 @@ from typing import Any
 
 import pytest
 
+from tests.support.compiled import interpreted
 from tests.support.gateway import DONE, QUICK, ROLE, Front, answer, chat, frame, instance, text_of
 from tests.support.loop import until
 from tests.support.upstream import Call, FakeUpstream
 from weighbridge.core.errors import ConfigError
+from weighbridge.core.events import RequestArrived
 from weighbridge.core.request import Tier
 from weighbridge.gateway import Gateway, GatewaySettings, KeySettings
 from weighbridge.gateway.relays.options import RelayOptions
 from weighbridge.gateway.relays.relay import Relay
 from weighbridge.gateway.relays.wire import Stop
-from weighbridge.http import HttpClient
+from weighbridge.http import ExchangeFailed, HttpClient
 from weighbridge.routing.router import RouterSettings
 from weighbridge.selection.settings import SelectionSettings
 
@@ -181,6 +183,7 @@ def test_a_new_router_charges_what_runs_and_ends_it_once(tmp_path: Path) -> None
     asyncio.run(run())
 
 
+@interpreted
 def test_a_client_that_leaves_without_a_router_frees_its_engine_and_is_told_to_the_next_one(tmp_path: Path) -> None:
     async def run() -> None:
         gate = Gate()
@@ -311,6 +314,71 @@ def test_what_cannot_be_read_cuts_the_connection_and_a_new_one_is_made(tmp_path:
             await until(lambda: router.hub is not None and router.hub.lines.get(1) not in (None, line))
             await until(lambda: relay.desk.connected)
             assert (await both.post()).status == 200
+
+    asyncio.run(run())
+
+
+def test_a_router_that_says_nothing_is_left_for_the_next(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with FakeUpstream(answer) as upstream, pair(tmp_path, upstream) as both:
+            (relay,) = both.relays
+            router = both.router
+            assert router is not None
+            assert router.hub is not None
+            line = router.hub.lines[1]
+            relay.link.heard_s -= 60.0
+            await until(lambda: router.hub is not None and router.hub.lines.get(1) not in (None, line))
+            await until(lambda: relay.desk.connected)
+            assert (await both.post()).status == 200
+
+    asyncio.run(run())
+
+
+@interpreted
+def test_a_request_at_which_the_router_fails_takes_no_other_with_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        gate = Gate()
+        async with FakeUpstream(gate) as upstream, pair(tmp_path, upstream) as both:
+            router = both.router
+            assert router is not None
+            running = asyncio.create_task(both.post())
+            await until(lambda: len(upstream.calls) == 1)
+            handle = router.driver.router.handle
+
+            def fails(event: Any, now_s: float) -> Any:
+                if isinstance(event, RequestArrived):
+                    raise RuntimeError("a bug")
+                return handle(event, now_s)
+
+            router.driver.router.handle = fails  # type: ignore[method-assign]
+            reply = await both.post()
+            assert reply.status == 500
+            assert reply.header(b"x-weighbridge-reason") == b"internal_error"
+            router.driver.router.handle = handle  # type: ignore[method-assign]
+            gate.open.set()
+            assert text_of((await running).body) == "abc"
+            await until(lambda: not router.driver.flights)
+            both.assert_idle()
+
+    asyncio.run(run())
+
+
+@interpreted
+def test_an_order_that_fails_in_a_relay_ends_its_request_only(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with FakeUpstream(answer) as upstream, pair(tmp_path, upstream) as both:
+            (relay,) = both.relays
+            endpoint = relay.desk.endpoints["i0"]
+            edit = endpoint.edit
+            endpoint.edit = lambda *a: 1 / 0  # type: ignore[method-assign]
+            with pytest.raises(ExchangeFailed):
+                await both.post()
+            endpoint.edit = edit  # type: ignore[method-assign]
+            assert (await both.post()).status == 200
+            router = both.router
+            assert router is not None
+            await until(lambda: not router.driver.flights)
+            both.assert_idle()
 
     asyncio.run(run())
 

@@ -57,9 +57,9 @@ class _Case:
 
 
 class RelayDesk(Desk):
-    """`send` takes messages to the Router's process; it is called only while `connected`."""
+    """`send` takes messages to the Router's process, `post` those that may be a moment late, both in one order."""
 
-    def __init__(self, stats: Stats, start_s: float, send: Callable[[Any], None]) -> None:
+    def __init__(self, stats: Stats, start_s: float, send: Callable[[Any], None], post: Callable[[Any], None]) -> None:
         endpoints: dict[str, Endpoint] = {}
         super().__init__(endpoints, stats, start_s)
         self.quotas = RelayQuotas()
@@ -70,6 +70,7 @@ class RelayDesk(Desk):
         """No Router came in time: requests that need one are refused until one is there."""
         self.ends_forgotten = 0
         self._send = send
+        self._post = post
         self._cases: dict[str, _Case] = {}
         self._ends: deque[tuple[Runs, Ended]] = deque()
 
@@ -88,8 +89,12 @@ class RelayDesk(Desk):
                 self._ended(event)
         elif isinstance(event, TokensProgressed):
             if self.connected and not self.full:  # the next one tells the same and more
-                self._send(Went(event))
-        elif self.connected and isinstance(event, FirstToken | PrefillFinished):
+                self._post(Went(event))
+        elif not self.connected:
+            return
+        elif isinstance(event, FirstToken):
+            self._post(Went(event))
+        elif isinstance(event, PrefillFinished):  # its decode leg waits for the answer
             self._send(Went(event))
 
     # events
@@ -125,7 +130,7 @@ class RelayDesk(Desk):
             return
         message = Ended(event, None if case.record is None else case.record.outcome)
         if self.connected:
-            self._send(message)
+            self._post(message)
             return
         self._remember(case, message)
 
@@ -163,6 +168,13 @@ class RelayDesk(Desk):
         case = self._cases.get(order.request_id)
         if case is not None and case.order is not None and case.order.attempt == order.attempt:
             case.flight.abort(order.reason)
+
+    def break_off(self, request_id: str) -> None:
+        """An order failed here: its request ends as if its client had left, and the client's connection is cut."""
+        case = self._cases.get(request_id)
+        if case is not None:
+            case.flight.client_gone()
+            case.flight.responder.abort()
 
     def refuse(self, told: Refused) -> None:
         """Answers a request that the Router's process would not take in, as if it had never begun."""

@@ -84,8 +84,14 @@ class Line:
         handlers = self._handlers
         try:
             for body in self._splitter.feed(data):
-                for message in decode_up(body):
-                    handlers[type(message)](message)
+                messages = decode_up(body)
+                for message in messages:
+                    try:
+                        handlers[type(message)](message)
+                    except Exception:  # what goes wrong with one request must not end those of a whole relay
+                        log.exception("a message of relay %d", self.relay)
+                        if isinstance(message, Arrived):
+                            self._broken(message)
         except (ValueError, msgspec.MsgspecError):
             log.exception("relay %d sent what cannot be read; it is cut off", self.relay)
             self.cut()
@@ -168,6 +174,15 @@ class Line:
                 return
         self.driver.flights[request.id] = RemoteFlight(self, request, explain=message.explain)
         self.driver.feed(RequestArrived(request=request))
+
+    def _broken(self, message: Arrived) -> None:
+        """The Router fails at a request: it is answered, and leaves no trace."""
+        name = message.request.id
+        flight = self._mine(name)
+        if flight is not None:
+            self.forget(flight, 0)
+            self.driver.feed(RequestCancelled(request_id=name, reason="internal_error"))
+        self.send(Act(Reject(request_id=name, status=500, reason="internal_error")))
 
     def _runs(self, message: Runs) -> None:
         event = message.event

@@ -14,6 +14,8 @@ from weighbridge.gateway.relays.wire import Splitter, decode_down, frames
 
 log = logging.getLogger("weighbridge.gateway.relays")
 AGAIN_S = 0.05
+POST_S = 0.002
+"""Ends and progress may be this late: under load they then travel with the next arrival, at no cost of their own."""
 UNSENT_BYTES = 4 * 1024 * 1024
 """Beyond this the Router's process is thought to have stopped reading, and new requests are refused."""
 
@@ -42,6 +44,8 @@ class Link:
         self._transport: asyncio.Transport | None = None
         self._splitter = Splitter()
         self._out: list[Any] = []
+        self._posted = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
 
@@ -63,12 +67,26 @@ class Link:
         """Takes a message; all of one pass of the event loop go out together. Nothing is kept without a connection."""
         if self._transport is None:
             return
-        if not self._out:
+        if len(self._out) == self._posted:  # nothing but what nobody waits for
             asyncio.get_running_loop().call_soon(self.flush)
         self._out.append(message)
 
+    def post(self, message: Any) -> None:
+        """Takes a message that nobody waits for: it goes with the next one, or within `POST_S`."""
+        if self._transport is None:
+            return
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(POST_S, self._on_timer)
+        self._out.append(message)
+        self._posted += 1
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.flush()
+
     def flush(self) -> None:
         """Writes what waits."""
+        self._posted = 0
         if self._out and self._transport is not None:
             out, self._out = self._out, []
             self._transport.write(frames(out))
@@ -114,6 +132,7 @@ class Link:
         """The Router's process is gone."""
         self._transport = None
         self._out.clear()
+        self._posted = 0
         if not self._stopped:
             self._on_lost()
             self.start()

@@ -45,7 +45,7 @@ class Relay:
         self.draining = False
         self._environment = os.environ if environment is None else environment
         self.link = Link(Path(options.socket), self._open, self._message, self._lost, self._full)
-        self.desk = RelayDesk(self.stats, options.start_s, self.link.send)
+        self.desk = RelayDesk(self.stats, options.start_s, self.link.send, self.link.post)
         self.surface: Surface | None = None
         self.server: HttpServer | None = None
         self.guard = LoopGuard(1.0)
@@ -54,6 +54,7 @@ class Relay:
         self._retired: list[tuple[Endpoint, Pool]] = []
         self._welcome = asyncio.Event()
         self._lost_s = 0.0
+        self._silent = False
         self._told = Tally([])
         self._memory = MemoryReturn(glibc_trim())
         self._flusher: asyncio.TimerHandle | None = None
@@ -117,11 +118,17 @@ class Relay:
         self.link.send(Hello(self.options.number, os.getpid()))
 
     def _message(self, message: Any) -> None:
-        self._handlers[type(message)](message)
+        try:
+            self._handlers[type(message)](message)
+        except Exception:  # what goes wrong with one request must not end the others
+            log.exception("relay %d could not do as it was told", self.options.number)
+            if isinstance(message, Act):
+                self.desk.break_off(message.action.request_id)
 
     def _lost(self) -> None:
         if self.desk.connected:
-            self._lost_s = time.monotonic()
+            self._lost_s = time.monotonic() if not self._silent else 0.0  # its silence was time enough
+            self._silent = False
             log.warning("relay %d has lost the Router; streams go on", self.options.number)
         self.desk.lost()
 
@@ -227,6 +234,7 @@ class Relay:
             self._tell()
             if loop.time() - self.link.heard_s > settings.router_wait_s:
                 log.error("relay %d has heard nothing from the Router; it connects again", self.options.number)
+                self._silent = True
                 self.link.cut()
         elif not self.desk.gave_up and time.monotonic() - self._lost_s > settings.router_wait_s:
             log.error("relay %d has no Router; requests are refused until there is one", self.options.number)
