@@ -25,8 +25,8 @@ MODULES = {
     ),
     "gateway/relays": "desk line link quotas remote_flight",
     "routing": (
-        "admission candidates correction cost fairness fleet forecast hold lengths live placing policy prefix_index "
-        "pump refinement room router sacrifice shared_kv stability sums"
+        "admission backlog candidates correction cost fairness fleet forecast hold lengths live placing policy "
+        "prefix_index pump refinement room router sacrifice shared_kv stability standing sums"
     ),
     "routing/policies": "calibrated least_tokens round_robin",
 }

@@ -21,6 +21,7 @@ class Cost:
         "base_s",
         "budget",
         "capacity",
+        "changes",
         "decode_scale",
         "error",
         "knotted",
@@ -36,6 +37,8 @@ class Cost:
 
     def __init__(self, spec: InstanceSpec, terms: StepTerms) -> None:
         self.terms = terms
+        self.changes = 0
+        """Grows with every new scale."""
         self.budget = spec.limits.token_budget or DEFAULT_BUDGET
         self.capacity = spec.limits.kv_tokens
         self.error = UNKNOWN_ERROR if spec.error is None else spec.error
@@ -52,6 +55,7 @@ class Cost:
     def rescale(self, prefill: float, decode: float) -> None:
         """Multiply the profile's prefill terms and its decode terms by what was observed."""
         terms = self.terms
+        self.changes += 1
         self.prefill_scale, self.decode_scale = prefill, decode
         self.prefill_s = terms.prefill_s * prefill
         self.attend_s = terms.attend_s * prefill

@@ -17,6 +17,7 @@ from weighbridge.core.request import Request, Tier
 from weighbridge.routing.cost import Cost, cost_of
 from weighbridge.routing.prefix_index import PrefixIndex
 from weighbridge.routing.shared_kv import SharedKv
+from weighbridge.routing.standing import Standing
 from weighbridge.routing.sums import Group, Offered, PrefixCredit
 
 DEFAULT_INDEX_BLOCKS = 65_536
@@ -89,6 +90,7 @@ class Instance:
 
     __slots__ = (
         "block_size",
+        "changes",
         "charges",
         "cost",
         "decode_tokens",
@@ -113,6 +115,7 @@ class Instance:
         "sent_since_report_tokens",
         "shared_kv",
         "spec",
+        "standing",
         "up",
     )
 
@@ -125,12 +128,16 @@ class Instance:
         self.charges: dict[str, Charge] = {}
         self.prefilling: dict[str, Charge] = {}
         """Charges whose prompt is not computed yet, in order of dispatch."""
+        self.changes = 0
+        """Grows with everything that the ledger books here."""
+        self.standing: Standing | None = None
         self.reset(spec, generation)
 
     def reset(self, spec: InstanceSpec, generation: int) -> None:
         """Start a new life: a restarted engine has an empty cache and none of its old requests."""
         self.spec, self.generation, self.up, self.draining = spec, generation, True, False
         self.block_size = spec.limits.block_size
+        self.changes += 1
         self.charges.clear()
         self.prefilling.clear()
         self.groups: dict[str, Group] = {}
@@ -259,6 +266,7 @@ class Fleet:
 
     def _book(self, charge: Charge, now_s: float, tier: Tier | None) -> None:
         instance, request = charge.instance, charge.request
+        instance.changes += 1
         instance.charges[request.id] = charge
         if charge.prefill_left:
             instance.prefilling[request.id] = charge
@@ -294,6 +302,7 @@ class Fleet:
         self._prefilled(charge, now_s)
         charge.first_token_s = now_s
         if charge.live:
+            charge.instance.changes += 1
             charge.instance.decoding += 1
             charge.instance.decoding_kv_tokens += charge.kv_tokens
             if charge.group is not None:
@@ -304,6 +313,7 @@ class Fleet:
     def _prefilled(self, charge: Charge, now_s: float) -> None:
         if charge.live:
             instance = charge.instance
+            instance.changes += 1
             instance.prefill_tokens -= charge.prefill_left
             instance.prefilled_tokens += charge.prefill_left
             instance.prefilling.pop(charge.request.id, None)
@@ -338,6 +348,7 @@ class Fleet:
         charge.kv_tokens += grown
         if charge.live:
             instance = charge.instance
+            instance.changes += 1
             instance.decode_tokens -= paid
             instance.kv_tokens += grown
             if charge.group is not None:
@@ -360,6 +371,7 @@ class Fleet:
         if not charge.live:
             return
         instance = charge.instance
+        instance.changes += 1
         instance.charges.pop(charge.request.id, None)
         if charge.prefill_left:
             instance.prefill_tokens -= charge.prefill_left

@@ -1,7 +1,8 @@
 """What a request would cost on an instance, in seconds, and how likely it and its neighbours meet their bounds.
 
-From the ledger's sums alone, so O(1) per instance. For a request with n uncached prompt tokens and o expected output
-tokens, on an instance with D decoding sequences that hold K KV tokens and Q prompt tokens sent and not computed:
+From the ledger's sums alone, kept until they change (`standing.py`), so O(1) per instance. For a request of n uncached
+prompt tokens and o expected output tokens, on an instance with D decoding sequences that hold K KV tokens and Q prompt
+tokens sent and not computed:
 
     td      = base + sequence*D + kv*K                      a decode step now;  room = token budget - D
     wait    = td/2 [if busy] + prefill*Q' + ceil(Q'/room)*td + time until enough KV frees
@@ -23,6 +24,7 @@ import math
 from weighbridge.routing.cost import Cost
 from weighbridge.routing.fleet import Instance
 from weighbridge.routing.policy import Option, View
+from weighbridge.routing.standing import Standing, TierSums
 
 SHARPNESS = 1.7
 """Logistic slope that stands for a normal error of one width."""
@@ -66,6 +68,7 @@ class Forecast:
         self.hit = hit
         self.loss = loss
         self.kv_over_tokens = kv_over
+        """By how much its KV would overflow; exact only above 0."""
 
     @property
     def ttft_s(self) -> float:
@@ -88,6 +91,7 @@ class Asked:
         "leg",
         "now_s",
         "output",
+        "sharp",
         "slack_s",
         "stretch",
         "tpot_s",
@@ -100,6 +104,8 @@ class Asked:
         self.now_s = view.now_s
         self.leg = view.leg
         self.error = error
+        self.sharp = SHARPNESS / error
+        """Logistic units of a margin as large as its bound."""
         self.slack_s = view.deadline_s - view.now_s
         self.ttft_s = error * (view.tier.ttft_s or 1.0)
         """Width of the first-token chance."""
@@ -122,16 +128,32 @@ def forecast(option: Option, view: View, cost: Cost, error: float, interference:
     return Forecast(*forecast_terms(option, cost, Asked(view, option.decode_tokens, error, interference)))
 
 
+def _stand(instance: Instance, cost: Cost) -> Standing:
+    """Work out where the instance stands now, and keep it there until something changes."""
+    made = instance.standing = Standing(
+        cost,
+        instance.changes + cost.changes,
+        busy=len(instance.charges),
+        decoding=instance.decoding,
+        decoding_kv_tokens=instance.decoding_kv_tokens,
+        decode_tokens=instance.decode_tokens,
+        kv_tokens=instance.kv_tokens,
+        shared_tokens=instance.shared_kv.tokens,
+        groups=instance.groups.values(),
+    )
+    return made
+
+
 def forecast_terms(option: Option, cost: Cost, asked: Asked) -> Terms:
     """The forecast on `option` of what is asked; for many options of one request."""
     instance = option.instance
     prompt, output, context = option.prefill_tokens, asked.output, asked.context
-    decoding, busy = instance.decoding, len(instance.charges)
-    td = cost.decode_step_s(decoding, instance.decoding_kv_tokens)
-    room = max(cost.budget - decoding, 64)
+    stands = instance.standing
+    if stands is None or stands.changes != instance.changes + cost.changes or stands.cost is not cost:
+        stands = _stand(instance, cost)
+    busy, td, room = stands.busy, stands.step_s, stands.room
     per_token = cost.prefill_s
-    wait = 0.5 * td if busy else 0.0
-    transfer = 0.0
+    wait, transfer = stands.wait_s, 0.0
     if prompt:
         if instance.prefill_tokens:
             owed = _owed(instance, asked.now_s, per_token + td / room)
@@ -140,34 +162,33 @@ def forecast_terms(option: Option, cost: Cost, asked: Asked) -> Terms:
     else:
         prefill = td
         transfer = cost.transfer_latency_s + cost.transfer_token_s * context
-    left = stay = overlap = 0.0
-    if busy:
-        left = instance.decode_tokens / busy
-        if left > 0:
-            # chance that one of those running is still there after a quarter of this request's life
-            stay = _exp(-0.25 * output / left)
-            # average share of this request's life that one of the others is beside it
-            half = stay * stay
-            overlap = left * (1.0 - half * half) / output
+    left, stay, overlap = stands.left, 0.0, 0.0
+    if left > 0:
+        # chance that one of those running is still there after a quarter of this request's life
+        stay = _exp(-0.25 * output / left)
+        # average share of this request's life that one of the others is beside it
+        half = stay * stay
+        overlap = left * (1.0 - half * half) / output
     kv_over = 0.0
     if cost.capacity is not None:
-        held = instance.kv_tokens - instance.shared_kv.tokens
+        held = stands.held
         fresh = context - option.cached_tokens
         if busy and held + fresh > cost.capacity:
             # a share over/held of what runs must end first; lifetimes are taken as exponential
             share = min((held + fresh - cost.capacity) / max(held, 1), 0.99)
             wait += min(-math.log1p(-share) * left * td, MOST_WAIT_S)
-        kv_over = _peak(held, busy, stay, fresh, output) - cost.capacity
+        kv_over = fresh + held + (busy + 1) * output - cost.capacity
+        if kv_over > 0.0:  # else not even if nobody ends
+            kv_over = _peak(held, busy, stay, fresh, output) - cost.capacity
     tpot = delay = loss = 0.0
     if asked.leg != "prefill":
         own = context + 0.5 * output
-        kv = own + (instance.kv_tokens + 0.5 * instance.decode_tokens) * overlap
-        tpot = cost.decode_step_s(1.0 + busy * overlap, kv) * asked.stretch
+        tpot = cost.decode_step_s(1.0 + busy * overlap, own + stands.kv * overlap) * asked.stretch
         if busy:
             stall = per_token * prompt
             shared = overlap * output * (cost.sequence_s + cost.kv_s * own)
-            delay = decoding * stall + busy * shared
-            loss = _loss(instance, asked.now_s, tpot, stall, shared, asked.error)
+            delay = stands.decoding * stall + busy * shared
+            loss = _loss(stands.tiers, asked, tpot, stall, shared)
     hit = _hit(asked, wait + prefill + transfer, tpot, transfer)
     return wait, prefill, transfer, tpot, delay, hit, loss, kv_over
 
@@ -210,27 +231,14 @@ def _peak(held: int, count: int, stay: float, context: int, output: int) -> floa
     return context + (later if later > peak else peak)
 
 
-def _loss(instance: Instance, now_s: float, tpot_s: float, stall_s: float, shared_s: float, error: float) -> float:
+def _loss(tiers: list[TierSums], asked: Asked, tpot_s: float, stall_s: float, shared_s: float) -> float:
     """Hits that those running there would lose, tier by tier at their mean."""
     loss = 0.0
-    sharp = SHARPNESS / error
-    for group in instance.groups.values():
-        count = group.count
-        if not count:
-            continue
-        remaining = group.remaining
-        total = group.generated + remaining
-        if total < 2 * count:
-            continue
-        bound = group.tpot_s
-        if bound is None:
-            if group.e2e_s is None:
-                continue
-            bound = 0.8 * group.e2e_s / max(total / count, 8.0)
-        decoding = group.decoding
-        unit = sharp / (bound * total)
+    now_s, sharp = asked.now_s, asked.sharp
+    for count, decoding, first_s, remaining, per_second in tiers:
         # logistic units of margin to the bound: their mean TPOT so far and to come, without and with this request
-        before = sharp - (decoding * now_s - group.first_us * 1e-6 + remaining * tpot_s) * unit
+        unit = sharp * per_second
+        before = sharp - (decoding * now_s - first_s + remaining * tpot_s) * unit
         after = before - (count * shared_s + decoding * stall_s) * unit
         if after < SURE and before > -SURE:
             still = 1.0 / (1.0 + _exp(-after)) if after > -SURE else 0.0
