@@ -3,6 +3,8 @@
 llhttp refuses Content-Length beside Transfer-Encoding, duplicate or malformed lengths, obs-fold, bare CR or LF and
 malformed chunks. Here in addition: any transfer coding but `chunked`, HTTP/1.0 with chunks, a missing or second
 Host, CONNECT, caps on the head, the body and the number of headers, and a deadline for each part.
+
+Longer than 400 lines because the states of one connection, and what guards each of them, belong together.
 """
 
 import asyncio
@@ -15,6 +17,7 @@ from weighbridge.http.envelope import error_body
 from weighbridge.http.known_head import KnownRequest, learn
 from weighbridge.http.request import Head, Request
 from weighbridge.http.responder import Responder, status_line
+from weighbridge.http.turns import LARGE_BYTES
 
 if TYPE_CHECKING:
     from weighbridge.http.server import HttpServer
@@ -138,6 +141,9 @@ class ServerConnection:
             return
         if self._phase == HEAD and self._head_bytes > self.server.limits.max_head_bytes:
             self._refuse(431, "The request head is too large.")
+        elif self._phase == BODY and self._body_bytes > LARGE_BYTES and self.transport is not None:
+            self.transport.pause_reading()
+            self.server.turns.wait(self)
 
     def _take(self, request: Request) -> bool:
         """Takes a request that needed no parser. False: there is no room for it, the parser will say what is wrong."""
@@ -280,11 +286,23 @@ class ServerConnection:
         elif len(self._queue) >= self.server.limits.max_pipelined and self.transport is not None:
             self.transport.pause_reading()
 
-    def _pump(self) -> None:
+    def take_turn(self, waited_s: float) -> bool:
+        """Goes on with a large body: hands it over, or reads more of it. False: the connection is gone."""
+        self.deadline += waited_s
+        self._pump(turn=True)
+        if self._phase == BODY and self.transport is not None:
+            self.transport.resume_reading()
+        return self.transport is not None
+
+    def _pump(self, turn: bool = False) -> None:
         if self._pumping:
             return
         self._pumping = True
         while self._queue and self.active is None and self._phase != CLOSED:
+            if len(self._queue[0].body) > LARGE_BYTES and not turn:
+                self.server.turns.wait(self)
+                break
+            turn = False
             request = self._queue.popleft()
             if self._queue and len(self._queue) == self.server.limits.max_pipelined - 1 and self.transport is not None:
                 self.transport.resume_reading()
@@ -353,7 +371,7 @@ class ServerConnection:
             elif now - self._paused_at > self.server.limits.write_s:
                 self.abort()
                 return
-        if self.active is not None or now < self.deadline:
+        if self.active is not None or now < self.deadline or self in self.server.turns:
             return
         if self._phase in (HEAD, BODY):
             self._refuse(408, "The request did not arrive in time.")

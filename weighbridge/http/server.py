@@ -11,6 +11,7 @@ from weighbridge.http.connection import ServerConnection
 from weighbridge.http.limits import ServerLimits
 from weighbridge.http.request import Request
 from weighbridge.http.responder import Responder
+from weighbridge.http.turns import Turns
 
 Handler = Callable[[Request, Responder], Coroutine[Any, Any, None] | None]
 Admit = Callable[[Request], tuple[int, str] | None]
@@ -49,6 +50,7 @@ class HttpServer:
         self.port = 0
         self.host = ""
         self.connections: set[ServerConnection] = set()
+        self.turns = Turns()
         self.on_answered: Callable[[Responder], None] | None = None
         self.refusals = 0
         self._server: asyncio.Server | None = None
