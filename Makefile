@@ -78,10 +78,12 @@ fuzz: install
 	for target in sse scanner splice head reply; do \
 	  $(FUZZ_VENV)/bin/python -m tests.fuzz.run $$target $(FUZZ_S) || exit 1; done
 
-# a mix of everything for SOAK_S seconds; memory, descriptors and threads must stay flat
-SOAK_S ?= 600
+# a mix of everything: the requests of an hour at SOAK_RATE a second, in at most SOAK_S seconds; memory, descriptors and
+# threads must stay flat
+SOAK_RATE ?= 60
+SOAK_S ?= 690
 soak: install
-	$(BIN)/python -m benchmarks.gateway_soak --seconds $(SOAK_S)
+	$(BIN)/python -m benchmarks.gateway_soak --hour-at $(SOAK_RATE) --seconds $(SOAK_S)
 
 clean:
 	rm -rf $(VENV) .venv-* .fuzz .schemathesis .mypy_cache .ruff_cache .hypothesis

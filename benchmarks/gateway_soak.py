@@ -1,11 +1,16 @@
 """A gateway under everything at once for a long time: memory, file descriptors and threads must stay flat.
 
-    python -m benchmarks.gateway_soak --seconds 600
+    python -m benchmarks.gateway_soak [--hour-at 60] [--seconds 690]
+
+It sends the requests of an hour at `--hour-at` a second (216,000 at 60) as fast as two cores carry them, and at most
+`--seconds` long; fewer than that are a soak of what was sent, which the result says. What depends on requests (books,
+logs, pools, caches, counters) goes through an hour; what depends on the clock alone goes through the time it took.
 
 The gateway runs in a process of its own with event log, access log and keys; before it three engines that answer,
 stream, say no, break off, stall and die; clients that stream, ask whole, leave midway (a fifth), read slowly, send
 nonsense or a wrong key; a reload every 20 s and a scrape every second. Prints a line every half minute and one JSON
-object; exit status 1 if memory grew by more than 5 % over the second half or anything was left over.
+object; exit status 1 if memory grew by more than 5 % over the second half, anything was left over, or the requests of
+the hour were not reached.
 """
 
 from __future__ import annotations
@@ -36,6 +41,18 @@ WORKERS = 24
 SAMPLE_S = 1.0
 
 
+class Goal:
+    """So many requests, or so much time."""
+
+    def __init__(self, requests: int, seconds: float) -> None:
+        self.requests = requests
+        self.ends: collections.Counter[str] = collections.Counter()
+        self._until_s = time.monotonic() + seconds
+
+    def reached(self) -> bool:
+        return sum(self.ends.values()) >= self.requests or time.monotonic() >= self._until_s
+
+
 class Engine:
     """Answers, most of the time."""
 
@@ -60,18 +77,19 @@ class Engine:
 class Client:
     """One worker's requests."""
 
-    def __init__(self, url: str, seed: int, ends: collections.Counter[str]) -> None:
+    def __init__(self, url: str, seed: int, goal: Goal) -> None:
         self._url = url + "/v1/chat/completions"
         self._rng = random.Random(seed)
-        self._ends = ends
+        self._goal = goal
         self._client = HttpClient(ClientLimits())
 
-    async def run(self, until_s: float) -> None:
-        while time.monotonic() < until_s:
+    async def run(self) -> None:
+        ends = self._goal.ends
+        while not self._goal.reached():
             try:
-                self._ends[await self._one()] += 1
+                ends[await self._one()] += 1
             except ExchangeFailed as error:
-                self._ends[type(error).__name__] += 1
+                ends[type(error).__name__] += 1
             await asyncio.sleep(self._rng.random() * 0.1)
         await self._client.close()
 
@@ -109,12 +127,12 @@ def change(file: Path) -> None:
     file.write_text(json.dumps(settings))
 
 
-async def watch(served: Served, file: Path, until_s: float) -> list[tuple[float, int, int]]:
+async def watch(served: Served, file: Path, goal: Goal) -> list[tuple[float, int, int]]:
     """Samples, scrapes, reloads."""
     client = HttpClient(ClientLimits())
     rows: list[tuple[float, int, int]] = []
     begun = last = time.monotonic()
-    while time.monotonic() < until_s:
+    while not goal.reached():
         await asyncio.sleep(SAMPLE_S)
         rows.append(sample(served.process.pid))
         await client.request("GET", served.admin + "/metrics", timeout_s=10.0)
@@ -124,15 +142,14 @@ async def watch(served: Served, file: Path, until_s: float) -> list[tuple[float,
         if time.monotonic() - last >= 30:
             last = time.monotonic()
             megabytes, descriptors, threads = rows[-1]
-            print(
-                f"{last - begun:5.0f} s  {megabytes:.1f} MB  {descriptors} descriptors  {threads} threads", flush=True
-            )
+            sent = sum(goal.ends.values())
+            state = f"{sent:7,d} requests  {megabytes:.1f} MB  {descriptors} descriptors  {threads} threads"
+            print(f"{last - begun:5.0f} s  {state}", flush=True)
     await client.close()
     return rows
 
 
-async def main(seconds: int) -> int:
-    ends: collections.Counter[str] = collections.Counter()
+async def main(rate: float, seconds: int) -> int:
     engines = [FakeUpstream(Engine(seed)) for seed in range(3)]
     for engine in engines:
         await engine.__aenter__()
@@ -145,11 +162,10 @@ async def main(seconds: int) -> int:
         context = serve(Path(folder), "--config", str(file))
         served = await asyncio.to_thread(context.__enter__)
         try:
-            until_s = time.monotonic() + seconds
-            clients = [Client(served.url, seed, ends) for seed in range(WORKERS)]
-            _, samples = await asyncio.gather(
-                asyncio.gather(*(c.run(until_s) for c in clients)), watch(served, file, until_s)
-            )
+            goal, begun_s = Goal(round(3600 * rate), seconds), time.monotonic()
+            clients = [Client(served.url, seed, goal) for seed in range(WORKERS)]
+            _, samples = await asyncio.gather(asyncio.gather(*(c.run() for c in clients)), watch(served, file, goal))
+            took_s = time.monotonic() - begun_s
             fleet = await asyncio.to_thread(served.wait_idle)
             await asyncio.sleep(6.0)  # idle connections to engines expire
             last = sample(served.process.pid)
@@ -159,11 +175,12 @@ async def main(seconds: int) -> int:
             await asyncio.to_thread(context.__exit__, None, None, None)
     for engine in engines:
         await engine.__aexit__()
-    return report(ends, samples, last, fleet, metrics, said)
+    return report(goal, took_s, samples, last, fleet, metrics, said)
 
 
 def report(
-    ends: collections.Counter[str],
+    goal: Goal,
+    took_s: float,
     samples: list[Any],
     last: tuple[float, int, int],
     fleet: Any,
@@ -176,9 +193,14 @@ def report(
     growth = final / first - 1
     left = {n: i["in_flight"] for n, i in fleet.items() if i["in_flight"]}
     tracebacks = said.count("Traceback")
+    requests = sum(goal.ends.values())
     row = {
-        "requests": sum(ends.values()),
-        "ends": dict(ends.most_common()),
+        "requests": requests,
+        "seconds": round(took_s, 1),
+        "requests_a_second": round(requests / took_s),
+        "is_an_hour_at": round(requests / 3600, 1),
+        "wanted": goal.requests,
+        "ends": dict(goal.ends.most_common()),
         "rss_mb_start_half_end": [round(samples[0][0], 1), round(first, 1), round(final, 1)],
         "growth_over_second_half": round(growth, 4),
         "descriptors_start_most_idle": [samples[0][1], max(r[1] for r in samples), last[1]],
@@ -190,11 +212,14 @@ def report(
     print(json.dumps(row), flush=True)
     threads_grew = last[2] > samples[0][2] + 2
     descriptors_grew = last[1] > samples[0][1] + WORKERS
-    return int(growth > 0.05 or bool(left) or tracebacks > 0 or threads_grew or descriptors_grew)
+    short = requests < goal.requests
+    return int(short or growth > 0.05 or bool(left) or tracebacks > 0 or threads_grew or descriptors_grew)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=int, default=600)
+    parser.add_argument("--hour-at", type=float, default=60.0, help="requests a second whose hour is sent")
+    parser.add_argument("--seconds", type=int, default=690, help="the longest it may take")
+    given = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-        sys.exit(loop.run(main(parser.parse_args().seconds)))
+        sys.exit(loop.run(main(given.hour_at, given.seconds)))

@@ -1,6 +1,7 @@
 """Large bodies take turns: everybody else waits for at most one of them, and nothing is lost or held up for ever."""
 
 import asyncio
+import contextlib
 import random
 import socket
 import time
@@ -133,10 +134,8 @@ def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind() -> None:
             clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(5)]
             for client in clients:
                 client.setblocking(False)
-                try:
+                with contextlib.suppress(BlockingIOError):
                     client.send(post(b"x" * LARGE)[:cut])
-                except BlockingIOError:
-                    pass
             await until(lambda: len(server.connections) == 5)
             for client in clients:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset

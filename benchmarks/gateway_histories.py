@@ -1,0 +1,110 @@
+"""Many seeded histories of misbehaving engines and impatient clients, each checked (`tests/support/history.py`).
+
+    python -m benchmarks.gateway_histories --first 10000 --count 10000 [--at-once 25] [--at-most-s 540] [--pairs]
+
+`--pairs`: disaggregated fleets of every protocol and assembled replies instead, COUNT seeds of each. Prints how often
+each end was seen and which range was run; a history that fails or hangs is named with its reason, run once more by
+itself, and makes the exit status 1. Put its seed into `ONCE_FAILED` of `tests/integration/test_gateway_history.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import json
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import uvloop
+
+from tests.support.history import history
+from tests.support.history_pairs import SHAPES, pair_history
+
+HANGS_S = 60.0
+History = Callable[[], Coroutine[Any, Any, dict[str, int]]]
+
+
+async def run_one(name: str, make: History) -> tuple[dict[str, int] | None, str]:
+    """The ends of one history, or why it failed."""
+    try:
+        async with asyncio.timeout(HANGS_S):
+            return await make(), ""
+    except TimeoutError:
+        return None, f"{name} hangs"
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return None, f"{name}: {type(error).__name__}: {str(error)[:300]} ({place.filename}:{place.lineno})"
+
+
+class Sweep:
+    """Runs histories some at a time until they are all done or the time is up."""
+
+    def __init__(self, jobs: Iterator[tuple[str, History]], until_s: float) -> None:
+        self._jobs = jobs
+        self._until_s = until_s
+        self.ends: collections.Counter[str] = collections.Counter()
+        self.failed: list[tuple[str, History]] = []
+        self.done = 0
+        self.last = ""
+
+    async def worker(self) -> None:
+        while time.monotonic() < self._until_s:
+            job = next(self._jobs, None)
+            if job is None:
+                return
+            ends, why = await run_one(*job)
+            self.done, self.last = self.done + 1, job[0]
+            if ends is None:
+                self.failed.append(job)
+                print(why, flush=True)
+            else:
+                self.ends.update(ends)
+
+
+def plain(first: int, count: int) -> Iterator[tuple[str, History]]:
+    for seed in range(first, first + count):
+        yield f"seed {seed}", lambda seed=seed: history(seed)  # type: ignore[misc]
+
+
+def pairs(first: int, count: int) -> Iterator[tuple[str, History]]:
+    for seed in range(first, first + count):
+        for shape in SHAPES:
+            yield f"{shape} seed {seed}", lambda shape=shape, seed=seed: pair_history(shape, seed)  # type: ignore[misc]
+
+
+async def main(given: argparse.Namespace) -> int:
+    begun, cpu = time.monotonic(), time.process_time()
+    jobs = (pairs if given.pairs else plain)(given.first, given.count)
+    sweep = Sweep(jobs, begun + given.at_most_s)
+    await asyncio.gather(*(sweep.worker() for _ in range(given.at_once)))
+    again = [why for job in sweep.failed for ends, why in [await run_one(*job)] if ends is None]
+    row = {
+        "first": given.first,
+        "histories": sweep.done,
+        "last": sweep.last,
+        "requests": sum(sweep.ends.values()),
+        "ends": dict(sweep.ends.most_common()),
+        "failed": [name for name, _ in sweep.failed],
+        "failed_again_alone": again,
+        "seconds": round(time.monotonic() - begun, 1),
+        "cpu_s": round(time.process_time() - cpu, 1),
+    }
+    print(json.dumps(row), flush=True)
+    return int(bool(sweep.failed))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--first", type=int, default=10_000)
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--at-once", type=int, default=25)
+    parser.add_argument("--at-most-s", type=float, default=540.0)
+    parser.add_argument("--pairs", action="store_true")
+    logging.disable(logging.WARNING)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+        sys.exit(loop.run(main(parser.parse_args())))
