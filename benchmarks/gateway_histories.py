@@ -3,8 +3,9 @@
     python -m benchmarks.gateway_histories --first 10000 --count 10000 [--at-once 25] [--at-most-s 540] [--pairs]
 
 `--pairs`: disaggregated fleets of every protocol and assembled replies instead, COUNT seeds of each. Prints how often
-each end was seen and which range was run; a history that fails or hangs is named with its reason, run once more by
-itself, and makes the exit status 1. Put its seed into `ONCE_FAILED` of `tests/integration/test_gateway_history.py`.
+each end was seen and which range was run. A history that fails or hangs is named with its reason, run once more by
+itself, and makes the exit status 1, as does an error in the log or an exception that nobody awaits. Put its seed into
+`ONCE_FAILED` of `tests/integration/test_gateway_history.py`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,19 @@ from tests.support.history_pairs import SHAPES, pair_history
 
 HANGS_S = 60.0
 History = Callable[[], Coroutine[Any, Any, dict[str, int]]]
+
+
+class Errors(logging.Handler):
+    """Counts errors in the log, among them what asyncio says of exceptions that nobody awaits; prints the first."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.seen = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen += 1
+        if self.seen <= 5:
+            print(logging.Formatter().format(record), flush=True)
 
 
 async def run_one(name: str, make: History) -> tuple[dict[str, int] | None, str]:
@@ -77,7 +91,7 @@ def pairs(first: int, count: int) -> Iterator[tuple[str, History]]:
             yield f"{shape} seed {seed}", lambda shape=shape, seed=seed: pair_history(shape, seed)  # type: ignore[misc]
 
 
-async def main(given: argparse.Namespace) -> int:
+async def main(given: argparse.Namespace, errors: Errors) -> int:
     begun, cpu = time.monotonic(), time.process_time()
     jobs = (pairs if given.pairs else plain)(given.first, given.count)
     sweep = Sweep(jobs, begun + given.at_most_s)
@@ -91,11 +105,12 @@ async def main(given: argparse.Namespace) -> int:
         "ends": dict(sweep.ends.most_common()),
         "failed": [name for name, _ in sweep.failed],
         "failed_again_alone": again,
+        "errors_in_the_log": errors.seen,
         "seconds": round(time.monotonic() - begun, 1),
         "cpu_s": round(time.process_time() - cpu, 1),
     }
     print(json.dumps(row), flush=True)
-    return int(bool(sweep.failed))
+    return int(bool(sweep.failed) or errors.seen > 0)
 
 
 if __name__ == "__main__":
@@ -105,6 +120,9 @@ if __name__ == "__main__":
     parser.add_argument("--at-once", type=int, default=25)
     parser.add_argument("--at-most-s", type=float, default=540.0)
     parser.add_argument("--pairs", action="store_true")
+    given = parser.parse_args()
     logging.disable(logging.WARNING)
+    errors = Errors()
+    logging.getLogger().addHandler(errors)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
-        sys.exit(loop.run(main(parser.parse_args())))
+        sys.exit(loop.run(main(given, errors)))

@@ -11,6 +11,7 @@ from tests.support.gateway import DONE, MODEL, QUICK, ROLE, answer, chat, frame,
 from tests.support.loop import run, until
 from tests.support.upstream import Call, FakeUpstream
 from weighbridge.core.errors import ConfigError
+from weighbridge.gateway import Gateway, GatewaySettings
 from weighbridge.gateway.discovery import Discovery, dns_instance
 from weighbridge.gateway.loop_guard import LoopGuard
 from weighbridge.gateway.settings import DnsSource, FileSource, HealthSettings
@@ -347,3 +348,25 @@ def test_no_adapter_claims_a_preemption_that_the_gateway_cannot_carry_out() -> N
             assert all(e.spec.preemption == () for e in f.gateway.driver.endpoints.values())
 
     run(main())
+
+
+def test_a_reload_while_the_listeners_are_being_bound_leaves_no_watch_behind(caplog: pytest.LogCaptureFixture) -> None:
+    """Found by a history: engines were added before probing began, which then began a second time for them."""
+
+    async def main() -> None:
+        async with FakeUpstream(answer) as first, FakeUpstream(answer) as second:
+            settings = GatewaySettings(port=0, admin_port=0, health=QUICK, instances=(instance(first, "i0"),))
+            gateway = Gateway(settings)
+            starting = asyncio.create_task(gateway.start())
+            await asyncio.sleep(0)
+            assert not starting.done()
+            changed = instance(first, "i0", client=ClientLimits(idle_s=3.5))
+            await gateway.reload(msgspec.structs.replace(settings, instances=(changed, instance(second, "more"))))
+            await starting
+            assert await gateway.wait_ready(5.0, ("i0", "more"))
+            await gateway.stop()
+            await asyncio.sleep(0.2)  # some probes
+            assert asyncio.all_tasks() - {asyncio.current_task()} <= first._tasks | second._tasks
+
+    run(main())
+    assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == []

@@ -128,6 +128,8 @@ class Gateway:
         if settings.tls_cert is not None and self.hub is None:
             self._tls = ListenerTls(settings.tls_cert, settings.tls_key)
         context = self._tls.context if self._tls is not None else None
+        self.health.start()  # before anybody can ask for a change of what it watches
+        self.kv.start()
         try:
             if self.hub is None:
                 await _bind(self.server, settings.host, settings.port, context)
@@ -135,8 +137,6 @@ class Gateway:
         except ServiceError:
             await self.stop()
             raise
-        self.health.start()
-        self.kv.start()
         self.guard.start()
         self.discovery.start()
         self._flush()
