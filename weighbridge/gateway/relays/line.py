@@ -204,8 +204,11 @@ class Line:
         flight = self._mine(event.request_id)
         if flight is None:
             return
-        if isinstance(event, PrefillFinished) and flight.leg == "prefill":
-            flight.leave()
+        if isinstance(event, PrefillFinished):
+            if flight.prefill is not None:
+                self.health.request_succeeded(flight.prefill)
+            if flight.leg == "prefill":
+                flight.leave()
         self.driver.feed(event)
 
     def _ended(self, message: Ended) -> None:

@@ -41,6 +41,11 @@ class RemoteFlight:
         """The same as an engine."""
         return self._engines[0] if self._engines else None
 
+    @property
+    def prefill(self) -> Endpoint | None:
+        """The engine that computes its prompt for another."""
+        return self._engines[-1] if self._engines and self.leg in ("prefill", "both") else None
+
     def dispatch(self, action: Dispatch) -> None:
         """Sends the order to the relay, with the decision where its client wants to see it."""
         self.attempt, self.leg = action.attempt, action.leg
