@@ -1,13 +1,13 @@
 """The SSE decoders against an independent reading of the WHATWG algorithm, over any cut and any spelling."""
 
 import json
-import tracemalloc
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.copied import copied
 from weighbridge.http import SseParser, SseScanner
 from weighbridge.http.chunked import ChunkedDecoder
 from weighbridge.http.sse import EVENT_END, Splitter
@@ -122,21 +122,6 @@ def test_chunked_decoder_over_any_cut(chunks: list[bytes], where: list[int], ext
     assert decoder.rest == b""
 
 
-def copied(scanner: SseScanner | SseParser, pieces: list[bytes]) -> int:
-    """Bytes that were allocated while reading, each allocation counted at its size: what was copied."""
-    tracemalloc.start()
-    try:
-        total = 0
-        for piece in pieces:
-            tracemalloc.reset_peak()
-            before = tracemalloc.get_traced_memory()[0]
-            scanner.feed(piece)
-            total += tracemalloc.get_traced_memory()[1] - before
-        return total
-    finally:
-        tracemalloc.stop()
-
-
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
 @pytest.mark.parametrize("reads", [64, 1024])
 @pytest.mark.parametrize("strip", [False, True])
@@ -149,7 +134,7 @@ def test_the_work_of_an_event_in_many_reads_grows_with_its_size_and_not_with_its
     pieces = [event[at : at + step] for at in range(0, len(event), step)]
     scanner = SseScanner(strip_usage=strip)
     scanner.feed(b'data: {"choices":[{"delta":{"content":"a"}}]}' + end)
-    work = copied(scanner, pieces)
+    work = copied(scanner.feed, pieces)
     assert scanner.events == 2
     # in, out, the block, its data, and what growing takes; copying all that was kept with each read: reads / 2
     assert work < 8 * len(event) + 1000 * reads, f"{work / len(event):.1f} copies of each byte"

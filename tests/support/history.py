@@ -243,7 +243,13 @@ async def kill(f: Front, rng: random.Random, upstreams: list[FakeUpstream]) -> N
     upstream = upstreams[rng.randrange(len(upstreams))]
     await upstream.__aexit__()
     await asyncio.sleep(rng.random() * 0.05)
-    await upstream.__aenter__()
+    for _ in range(500):
+        try:
+            await upstream.__aenter__()
+            return
+        except OSError:  # of many histories at once another has been given the port meanwhile, and ends soon
+            await asyncio.sleep(0.02)
+    raise AssertionError("the engine's port did not become free")
 
 
 async def reload(f: Front, rng: random.Random, upstreams: list[FakeUpstream]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.copied import copied
 from weighbridge.bench.frames import FrameReader
 
 COMPAT = Path(__file__).resolve().parents[2].parent / "shared" / "compat"
@@ -93,6 +94,24 @@ def test_every_spelling_cut_at_every_byte_reads_the_same(name: str) -> None:
         assert not reader.malformed
     counts, reader = read(*(body[k : k + 1] for k in range(len(body))))
     assert (sum(counts), reader.done) == (2, True)
+
+
+@pytest.mark.parametrize("reads", [32, 512])
+def test_the_work_of_a_frame_in_many_reads_grows_with_its_size_and_not_with_its_square(reads: int) -> None:
+    body = frame({"content": "a" * 500_000})
+    step = len(body) // reads
+    reader = FrameReader()
+    work = copied(reader.feed, [body[at : at + step] for at in range(0, len(body), step)])
+    assert work < 8 * len(body) + 1000 * reads, f"{work / len(body):.1f} copies of each byte"
+    assert reader.feed(frame({"content": "b"})) == (1, True)
+
+
+def test_a_frame_beyond_any_bound_is_damage_and_is_not_kept() -> None:
+    reader = FrameReader()
+    for _ in range(10):
+        reader.feed(b"data: " + b"a" * 1_000_000)
+    assert "longer than" in reader.malformed
+    assert len(reader._tail) < 2_000_000
 
 
 def test_damage_is_kept_as_a_reason() -> None:

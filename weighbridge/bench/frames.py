@@ -50,7 +50,7 @@ class FrameReader:
     __slots__ = ("_parser", "_tail", "done", "error", "finish", "malformed", "usage")
 
     def __init__(self) -> None:
-        self._tail = b""
+        self._tail = bytearray()
         self._parser: SseParser | None = None
         self.usage: dict[str, Any] | None = None
         self.error: Any = None
@@ -65,16 +65,18 @@ class FrameReader:
         return self._full(data)
 
     def _plain(self, data: bytes) -> tuple[int, bool]:
-        if self._tail:
-            data = self._tail + data
-            self._tail = b""
-        blocks = data.split(b"\n\n")
-        tail = blocks.pop()
+        tail = self._tail
         if tail:
-            if len(tail) > MAX_EVENT_BYTES:
-                self.malformed = f"a frame is longer than {MAX_EVENT_BYTES} bytes"
+            ends = b"\n\n" in data or (tail[-1:] == b"\n" and data[:1] == b"\n")
+            tail += data  # of a frame in many reads each byte is copied once here and once when it is whole
+            if not ends:
+                if len(tail) > MAX_EVENT_BYTES:
+                    self.malformed = f"a frame is longer than {MAX_EVENT_BYTES} bytes"
+                    self._tail = bytearray()
                 return 0, False
-            self._tail = tail
+            data = bytes(tail)
+        blocks = data.split(b"\n\n")
+        self._tail = bytearray(blocks.pop())
         tokens, content = 0, False
         for block in blocks:
             if not block.startswith(b"data:") or b"\n" in block:
@@ -92,7 +94,7 @@ class FrameReader:
     def _full(self, data: bytes) -> tuple[int, bool]:
         if self._parser is None:
             self._parser = SseParser()
-            data, self._tail = self._tail + data, b""
+            data, self._tail = bytes(self._tail) + data, bytearray()
         tokens, content = 0, False
         try:
             events = self._parser.feed(data)
