@@ -199,6 +199,13 @@ def test_affinity_gate_stays_until_the_wait_exceeds_its_patience() -> None:
     assert ask(fleet, "affinity_gate", prompt_tokens=100).index == 2
 
 
+def test_affinity_gate_has_no_bound_on_what_is_cached() -> None:
+    """Its wait counts uncached tokens only, so a thousand requests of one cached prefix move nobody elsewhere."""
+    fleet, (a, _) = fleet_of(*names(2))
+    load(fleet, a, decoding=[2_000] * 1_000)
+    assert ask(fleet, "affinity_gate", prompt_tokens=2_000, cached=[1_990]).index == 0
+
+
 def test_paper_score_adds_backlog_service_and_queue() -> None:
     rates = Rates(prefill_tokens_per_s=1000, decode_tokens_per_s=100)
     specs = [InstanceSpec(name=n, rates=rates, limits=Limits(kv_blocks=100)) for n in ("a", "b")]

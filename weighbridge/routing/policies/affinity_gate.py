@@ -6,6 +6,13 @@
     inside the set kept: highest 1 - min(1, tokens in flight / full)
 
 The rate is the original's constant for one model on one machine; give the fleet's own with `tokens_per_s`.
+
+Nothing else bounds how many requests of one prefix go to one instance, in the original as here. Its only way out is the
+wait, counted in *uncached* tokens: 18 seconds are 287,000 of them ahead of the others. Requests whose prompt is cached
+add next to none, so one hot prefix stays on the instances that hold it however many requests run there; those are
+equally loaded among themselves, the others idle. (The original's fleet may refuse or queue in front of all instances
+once they are saturated on average, which one hot instance among many does not cause.) It is a baseline; `calibrated`
+prices affinity against the wait, `prefix_affinity` drops it once the loads differ.
 """
 
 from __future__ import annotations
