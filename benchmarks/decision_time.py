@@ -6,7 +6,7 @@ Every instance runs 30 requests of a mixed workload. *Arrival*: the router is ha
 sends it, sometimes with held ones. *From the queue*: a first token frees room and the router sends one of those held.
 Times are per request sent. Run it on an idle machine: these are wall times of tens of microseconds. Decision records
 are off, as in production under load; so is correction, which would learn from the made-up times of this script that
-equal instances differ.
+equal instances differ. The garbage collector runs as rarely as in the gateway.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from weighbridge.core.actions import Dispatch
 from weighbridge.core.events import FirstToken, InstanceUp, RequestArrived, RequestFinished
 from weighbridge.core.instance import InstanceSpec, Limits
 from weighbridge.core.request import Request, Tier
+from weighbridge.gateway.process import tune_collector
 from weighbridge.routing.router import Router
 from weighbridge.routing.settings import RouterSettings
 from weighbridge.sim.fleet import RTX_PRO_6000
@@ -120,6 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", default="calibrated")
     policy = parser.parse_args().policy
+    tune_collector()
     print(f"| {policy} | decisions | mean us | p50 us | p99 us |\n|---|---|---|---|---|")
     for count, samples in ((8, 4_000), (64, 2_000), (1_000, 400)):
         line(f"arrival, {count} instances", arrivals(policy, count, samples))

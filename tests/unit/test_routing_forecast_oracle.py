@@ -10,7 +10,7 @@ from weighbridge.core.instance import InstanceSpec, Limits, StepTerms
 from weighbridge.core.request import Request, Tier
 from weighbridge.routing.cost import Cost
 from weighbridge.routing.fleet import Fleet, Instance
-from weighbridge.routing.forecast import Asked, forecast_terms
+from weighbridge.routing.forecast import Asked, Forecast, forecast_terms, fullest
 from weighbridge.routing.policy import Option, View
 from weighbridge.sim.lab import REGIMES
 from weighbridge.sim.runs import Generated, Run, make_simulation
@@ -54,7 +54,7 @@ def obvious(instance: Instance, cost: Cost, request: Request, tier: Tier, output
     step = cost.base_s + cost.sequence_s * (1.0 + len(charges) * overlap) + cost.kv_s * (own + beside)
     tpot = step / (1.0 - INTERFERENCE)
     stall, shared = cost.prefill_s * request.prompt_tokens, overlap * output * (cost.sequence_s + cost.kv_s * own)
-    loss = 0.0
+    loss = full = 0.0
     for name, bounds in TIERS.items():
         members = [c for c in charges if c.request.tier == name and c.expected_output_tokens]  # others only prefill
         total = sum(c.output_tokens + c.decode_left for c in members)
@@ -68,6 +68,7 @@ def obvious(instance: Instance, cost: Cost, request: Request, tier: Tier, output
         allowed = bound * total
         chances = [sigmoid(1.0 - seconds / allowed, ERROR) for seconds in (before, after)]
         loss += len(members) * (chances[0] - chances[1])
+        full = max(full, after / allowed)
     ttft = wait + prefill
     hit = sigmoid(tier.ttft_s + request.arrival_s - now - ttft, ERROR * tier.ttft_s) if tier.ttft_s else 1.0
     if tier.tpot_s:
@@ -75,7 +76,7 @@ def obvious(instance: Instance, cost: Cost, request: Request, tier: Tier, output
     elif tier.e2e_s:
         hit *= sigmoid(tier.e2e_s + request.arrival_s - now - ttft - output * tpot, ERROR * tier.e2e_s)
     delay = len(decoders) * stall + len(charges) * shared
-    return {"wait": wait, "prefill": prefill, "tpot": tpot, "delay": delay, "hit": hit, "loss": loss}
+    return {"wait": wait, "prefill": prefill, "tpot": tpot, "delay": delay, "hit": hit, "loss": loss, "full": full}
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -123,10 +124,11 @@ def test_the_sums_give_what_adding_up_gives(seed: int) -> None:
             option = Option(instance, cached_tokens=0, prefill_tokens=asked.prompt_tokens, decode_tokens=output)
             deadline = asked.arrival_s + tier.ttft_s if tier.ttft_s else math.inf
             view = View(asked, [option], fleet, now, rng, False, tier=tier, deadline_s=deadline)
-            made = forecast_terms(option, cost, Asked(view, output, ERROR, INTERFERENCE))
-            wait, prefill, _, tpot, delay, hit, loss, over = made
-            assert over < 0
-            got = {"wait": wait, "prefill": prefill, "tpot": tpot, "delay": delay, "hit": hit, "loss": loss}
+            question = Asked(view, output, ERROR, INTERFERENCE)
+            made = Forecast(*forecast_terms(option, cost, question))
+            assert made.kv_over_tokens < 0
+            got = {"wait": made.wait_s, "prefill": made.prefill_s, "tpot": made.tpot_s, "delay": made.delay_s}
+            got |= {"hit": made.hit, "loss": made.loss, "full": fullest(option, cost, question, made)}
             assert got == pytest.approx(obvious(instance, cost, asked, tier, output, now), rel=1e-9, abs=1e-4)
 
 

@@ -218,3 +218,34 @@ def test_those_that_would_miss_anyway_let_others_pass(tight: bool, passed: bool)
         arrive(made, f"stuck{n}", "fast", 100, 0.0)
     actions = arrive(made, "free", "slow", 100, 0.02)
     assert [a.request_id for a in actions if isinstance(a, Dispatch)] == (["free"] if passed else [])
+
+
+@pytest.mark.parametrize(("bound_s", "sent_s"), [(0.021, 0.5), (0.0165, 1.5)])
+def test_the_gate_holds_for_long_only_where_somebody_is_near_a_bound(bound_s: float, sent_s: float) -> None:
+    """A long prompt would stall thirty decoders: it waits half a second for a better moment in any case, and until its
+    own deadline only if that stall would bring them near their bound."""
+    tiers = (
+        Tier(name="chat", priority=0, ttft_s=0.5, tpot_s=bound_s),
+        Tier(name="document", priority=0, ttft_s=2.0, tpot_s=0.1),
+    )
+    settings = RouterSettings(
+        policy="calibrated", policy_options={"near": 0.7}, tiers=tiers, record_decisions=False, correct=False
+    )
+    made = Router(settings)
+    step = StepTerms(base_s=0.01, prefill_s=1e-4, sequence_s=1e-4)
+    limits = Limits(token_budget=2048, kv_blocks=100_000)
+    made.handle(InstanceUp(spec=InstanceSpec(name="i", step=step, limits=limits), generation=1), 0.0)
+    instance = made.fleet.instances["i"]
+    assert instance.cost is not None
+    instance.cost.seen = True
+    for n in range(30):
+        running = Request(id=f"r{n}", arrival_s=0.0, prompt_tokens=20, max_tokens=500, tier="chat")
+        made.fleet.charge(running, instance, cached_tokens=0, expected_output_tokens=200, now_s=0.0, tier=tiers[0])
+        made.fleet.first_token(running.id, 0.0, 199)
+    assert arrive(made, "long", "document", 3_000, 0.0) == [Hold(request_id="long")]
+    now = 0.0
+    while not made.handle(Tick(), now):
+        now += 0.05
+        for n in range(30):
+            made.fleet.progress(f"r{n}", 1 + int(now / 0.0135), 199 - int(now / 0.0135))
+    assert now == pytest.approx(sent_s, abs=0.2)

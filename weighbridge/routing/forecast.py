@@ -235,12 +235,29 @@ def _loss(tiers: list[TierSums], asked: Asked, tpot_s: float, stall_s: float, sh
     """Hits that those running there would lose, tier by tier at their mean."""
     loss = 0.0
     now_s, sharp = asked.now_s, asked.sharp
-    for count, decoding, first_s, remaining, per_second in tiers:
+    for count, each, decoding, first, remaining in tiers:
         # logistic units of margin to the bound: their mean TPOT so far and to come, without and with this request
-        unit = sharp * per_second
-        before = sharp - (decoding * now_s - first_s + remaining * tpot_s) * unit
-        after = before - (count * shared_s + decoding * stall_s) * unit
+        before = sharp * (1.0 + first - decoding * now_s - remaining * tpot_s)
+        after = before - sharp * (each * shared_s + decoding * stall_s)
         if after < SURE and before > -SURE:
             still = 1.0 / (1.0 + _exp(-after)) if after > -SURE else 0.0
             loss += count * (1.0 / (1.0 + _exp(-before)) - still)
     return loss
+
+
+def fullest(option: Option, cost: Cost, asked: Asked, made: Forecast) -> float:
+    """The share of their bounds on decoding that those running there would use up with this request among them, in the
+    tier that has least left, at its mean; 0 where nobody has such a bound."""
+    instance = option.instance
+    stands = instance.standing
+    if stands is None or stands.changes != instance.changes + cost.changes or stands.cost is not cost:
+        stands = _stand(instance, cost)
+    stall = cost.prefill_s * option.prefill_tokens
+    together = 0.0
+    if stands.left > 0:
+        together = stands.left * (1.0 - _exp(-asked.output / stands.left))
+    shared = together * (cost.sequence_s + cost.kv_s * (asked.context + 0.5 * asked.output))
+    most = 0.0
+    for _, each, decoding, first, remaining in stands.tiers:
+        most = max(most, decoding * (asked.now_s + stall) - first + remaining * made.tpot_s + each * shared)
+    return most

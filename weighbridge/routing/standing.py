@@ -16,9 +16,9 @@ BOUND_SHARE = 0.8
 FEWEST_TOKENS = 8.0
 LEAST_ROOM = 64
 
-TierSums = tuple[int, int, float, int, float]
-"""Of one tier's requests there: how many, how many of them decode, the sum of those ones' first-token times, output
-tokens to come, and the inverse of the seconds that their bounds allow them all together."""
+TierSums = tuple[int, float, float, float, float]
+"""Of one tier's requests there: how many, and as shares of the seconds that their bounds allow them all together: as
+many seconds, as many as decode, the sum of their first-token times, and as many as there are output tokens to come."""
 
 
 class Standing:
@@ -61,5 +61,7 @@ def _tiers(groups: Iterable[Group]) -> list[TierSums]:
             if group.e2e_s is None:
                 continue
             bound = BOUND_SHARE * group.e2e_s / max(total / count, FEWEST_TOKENS)
-        tiers.append((count, group.decoding, group.first_us * 1e-6, remaining, 1.0 / (bound * total)))
+        share = 1.0 / (bound * total)
+        decoding = group.decoding * share
+        tiers.append((count, count * share, decoding, group.first_us * 1e-6 * share, remaining * share))
     return tiers

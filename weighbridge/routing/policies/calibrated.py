@@ -15,11 +15,13 @@ from heapq import nsmallest
 from math import inf
 
 from weighbridge.routing.backlog import Faster, alone_s, done_s
-from weighbridge.routing.forecast import Asked, Forecast, Terms, chance, forecast_terms
+from weighbridge.routing.forecast import Asked, Forecast, Terms, chance, forecast_terms, fullest
 from weighbridge.routing.policy import Choice, Option, View, least
 
 LATE_LOSS = 0.1
 SLACK_S = 0.1
+PATIENCE_S = 0.5
+"""The gate looks for a better moment for this long, whoever is at stake."""
 MORE_HITS = 0.1
 SOONER = 0.85
 """Of the time in which faster instances work off all that is held, as far as bounds go: some will go elsewhere."""
@@ -40,12 +42,16 @@ class Calibrated:
     holds = True
     shortlist = True
 
-    def __init__(self, gate: float = 0.6, error: float = 0.2, seconds: float = 0.02) -> None:
+    def __init__(self, gate: float = 0.6, error: float = 0.2, seconds: float = 0.02, near: float = inf) -> None:
+        """`gate`: share of an idle instance's hits below which a request waits. `error` of forecasts, as a share of
+        bounds. `seconds`: hits that a second is worth. `near`: how near to its bound on decoding, in errors, a tier
+        must come for a request to be kept from it for longer than PATIENCE_S."""
         if not 0.0 <= gate < 1.0 or error <= 0.0:
             raise ValueError("gate must be in [0, 1) and error above 0")
         self.gate = gate
         self.error = error
         self.seconds = seconds
+        self.near = near
 
     def choose(self, view: View) -> Choice:
         """Pick the option with the best net hits, or wait."""
@@ -129,9 +135,13 @@ class Calibrated:
             return True
         if tight or asked.misses(made):
             return made.loss > LATE_LOSS
-        if view.deadline_s - view.now_s > made.ttft_s + SLACK_S:
-            return made.hit - made.loss < self.gate * self._alone(option, asked)
-        return False
+        slack_s = view.deadline_s - view.now_s
+        if slack_s <= made.ttft_s + SLACK_S or made.hit - made.loss >= self.gate * self._alone(option, asked):
+            return False
+        if (view.tier.ttft_s or 0.0) - slack_s < PATIENCE_S:
+            return True
+        # it has had its time to find a better moment: more of it only if somebody there would come near its bound
+        return fullest(option, cost, asked, made) > 1.0 - self.near * self.error
 
     def _alone(self, option: Option, asked: Asked) -> float:
         """Chance to meet the bound on decoding with the instance to itself: waiting can bring no more than that."""
