@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.gateway import DONE, MODEL, ROLE, answer, chat, frame, text_of, usage_frame
 from tests.support.served import Served, serve
 from tests.support.upstream import Call, FakeUpstream, Script
@@ -321,5 +323,39 @@ def test_nothing_is_left_when_the_supervisor_is_killed(tmp_path: Path) -> None:
             pids = [fleet.served.ready["router_pid"], *fleet.served.ready["relay_pids"]]
             os.kill(fleet.served.process.pid, signal.SIGKILL)
             await fleet.until(lambda: not any(alive(pid) for pid in pids))
+
+    asyncio.run(run())
+
+
+@pytest.mark.engine
+def test_embedded_engines_outlive_their_router(tmp_path: Path) -> None:
+    async def run() -> None:
+        file = tmp_path / "fleet.yaml"
+        file.write_text("engines: [{name: cpu-0, threads: 1, slots: 2, context_tokens: 512, probe: false}]\n")
+        running = serve(tmp_path, "--config", str(file), "--relays", "1")
+        served = await asyncio.to_thread(running.__enter__)
+        try:
+            fleet = Fleet(served)
+            ask = {"model": "smollm2-135m-instruct", "prompt": "Once", "max_tokens": 40, "ignore_eos": True}
+            client = HttpClient()
+            url = served.url + "/v1/completions"
+            killed = False
+            async with client.stream("POST", url, body=json.dumps({**ask, "stream": True}).encode()) as stream:
+                body = b""
+                async for data in stream:
+                    body += data
+                    if not killed and body.count(b"data:") > 3:
+                        os.kill(served.ready["router_pid"], signal.SIGKILL)
+                        killed = True
+            assert killed
+            assert body.rstrip().endswith(b"[DONE]")
+            assert body.count(b"data:") >= 40
+            again = await client.request("POST", url, body=json.dumps(ask).encode(), timeout_s=30.0)
+            assert (again.status, again.json()["usage"]["completion_tokens"]) == (200, 40)
+            assert all(alive(i["pid"]) for i in served.instances)
+            await fleet.assert_idle()
+            await client.close()
+        finally:
+            await asyncio.to_thread(running.__exit__, None, None, None)
 
     asyncio.run(run())
