@@ -24,6 +24,7 @@ from weighbridge.gateway.relays.wire import (
     Act,
     Answered,
     Arrived,
+    Beat,
     Ended,
     Hello,
     Refused,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from weighbridge.gateway.relays.hub import Hub
 
 log = logging.getLogger("weighbridge.gateway.relays")
+BEAT = Beat()
 MAX_UNREAD_BYTES = 16 * 1024 * 1024
 """What a relay that has stopped reading may leave waiting before it is cut off."""
 
@@ -61,6 +63,8 @@ class Line:
         self._transport: asyncio.Transport | None = None
         self._splitter = Splitter()
         self._out: list[Any] = []
+        self._asked = False
+        """What is being read has something that the relay waits for an answer to."""
         self._handlers: dict[type, Any] = {
             Arrived: self._arrived,
             Went: self._went,
@@ -84,8 +88,7 @@ class Line:
         handlers = self._handlers
         try:
             for body in self._splitter.feed(data):
-                messages = decode_up(body)
-                for message in messages:
+                for message in decode_up(body):
                     try:
                         handlers[type(message)](message)
                     except Exception:  # what goes wrong with one request must not end those of a whole relay
@@ -95,6 +98,11 @@ class Line:
         except (ValueError, msgspec.MsgspecError):
             log.exception("relay %d sent what cannot be read; it is cut off", self.relay)
             self.cut()
+            return
+        if self._asked:
+            self._asked = False
+            if not self._out:  # held: the relay gathers what it has until it is answered
+                self.send(BEAT)
 
     def pause_writing(self) -> None:
         """It does not read what it is sent: its requests must not wait for it for ever."""
@@ -157,6 +165,7 @@ class Line:
     # in: requests
 
     def _arrived(self, message: Arrived) -> None:
+        self._asked = True
         request = message.request
         if request.id in self.driver.flights:
             self.send(Taken(request.id))
@@ -185,6 +194,7 @@ class Line:
         self.send(Act(Reject(request_id=name, status=500, reason="internal_error")))
 
     def _runs(self, message: Runs) -> None:
+        self._asked = True
         event = message.event
         if event.request.id in self.driver.flights:  # cut off and back before its end was noticed
             log.error("relay %d has request %s, which is live elsewhere", self.relay, event.request.id)
@@ -201,6 +211,7 @@ class Line:
 
     def _went(self, message: Went) -> None:
         event = message.event
+        self._asked |= isinstance(event, PrefillFinished)
         flight = self._mine(event.request_id)
         if flight is None:
             return
@@ -213,6 +224,7 @@ class Line:
 
     def _ended(self, message: Ended) -> None:
         event, outcome = message.event, message.outcome
+        self._asked |= isinstance(event, RequestFailed)
         flight = self._mine(event.request_id)
         if flight is None:
             return  # refused meanwhile

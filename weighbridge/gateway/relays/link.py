@@ -45,6 +45,8 @@ class Link:
         self._splitter = Splitter()
         self._out: list[Any] = []
         self._posted = 0
+        self._asking = False
+        """An answer is due: the Router's process answers every frame that somebody waits for."""
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
@@ -64,10 +66,12 @@ class Link:
             self._transport.close()
 
     def send(self, message: Any) -> None:
-        """Takes a message; all of one pass of the event loop go out together. Nothing is kept without a connection."""
+        """Takes a message; all of one pass of the event loop go out together, and while an answer to earlier ones is
+        due they gather until it comes. Nothing is kept without a connection."""
         if self._transport is None:
             return
-        if len(self._out) == self._posted:  # nothing but what nobody waits for
+        if len(self._out) == self._posted and not self._asking:  # nothing but what nobody waits for
+            self._asking = True
             asyncio.get_running_loop().call_soon(self.flush)
         self._out.append(message)
 
@@ -82,7 +86,8 @@ class Link:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.flush()
+        if self._posted:
+            self.flush()
 
     def flush(self) -> None:
         """Writes what waits."""
@@ -116,6 +121,10 @@ class Link:
         except (ValueError, msgspec.MsgspecError):
             log.exception("the Router's process sent what cannot be read")
             self.cut()
+        if len(self._out) > self._posted:
+            self.flush()  # what has gathered; the next answer is due
+        else:
+            self._asking = False
 
     def pause_writing(self) -> None:
         """The Router's process does not keep up."""
@@ -133,6 +142,7 @@ class Link:
         self._transport = None
         self._out.clear()
         self._posted = 0
+        self._asking = False
         if not self._stopped:
             self._on_lost()
             self.start()

@@ -172,7 +172,7 @@ class Relay:
 
     def _tell_one(self, message: Any) -> None:
         if self.desk.connected:
-            self.link.send(message)
+            self.link.post(message)
 
     # the fleet
 
@@ -265,4 +265,4 @@ class Relay:
         )
         grown = {name: getattr(now, name) - getattr(self._told, name) for name in GROWING}
         self._told = now
-        self.link.send(msgspec.structs.replace(now, **grown))
+        self.link.post(msgspec.structs.replace(now, **grown))
