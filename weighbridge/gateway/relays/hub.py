@@ -50,6 +50,8 @@ class Hub:
         self.quotas = gateway.surface.quotas
         self.totals = Totals()
         self.lines: dict[int, Line] = {}
+        self._open: set[Line] = set()
+        self._stopped = False
         self._principals: dict[str, Principal] = {}
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -79,11 +81,18 @@ class Hub:
             self._timer.cancel()
         if self._server is not None:
             self._server.close()
-        for line in list(self.lines.values()):
+        self._stopped = True
+        for line in list(self._open):
             line.cut()
         if self._server is not None:
             await self._server.wait_closed()
             self._server = None
+
+    def opened(self, line: Line) -> None:
+        """A relay has connected and not yet said which it is."""
+        self._open.add(line)
+        if self._stopped:
+            line.cut()
 
     def joined(self, line: Line) -> None:
         """A relay has said which it is. One of the same number that was here before is gone, seen or not."""
@@ -95,6 +104,7 @@ class Hub:
 
     def left(self, line: Line) -> None:
         """A relay's connection has ended."""
+        self._open.discard(line)
         if self.lines.get(line.relay) is line:
             del self.lines[line.relay]
             self.totals.lost += 1

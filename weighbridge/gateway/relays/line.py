@@ -82,6 +82,7 @@ class Line:
         """A relay has connected."""
         self._transport = transport
         transport.set_write_buffer_limits(high=MAX_UNREAD_BYTES)
+        self.hub.opened(self)
 
     def data_received(self, data: bytes) -> None:
         """Messages, cut anywhere."""
