@@ -250,6 +250,11 @@ def test_a_killed_relay_releases_its_requests_and_the_others_notice_nothing(tmp_
             await fleet.assert_idle()
             lost = 'weighbridge_requests_total{endpoint="chat",instance="i0",model="m",outcome="relay_lost"}'
             assert await asyncio.to_thread(fleet.metric, lost) == 16 - left
+
+            pids = [int(fleet.metric(f'weighbridge_relay_pid{{relay="{n}"}}')) for n in (1, 2)]
+            pids.append(fleet.served.ready["router_pid"])
+            os.kill(fleet.served.process.pid, signal.SIGKILL)  # the supervisor: nothing is left
+            await fleet.until(lambda: not any(alive(pid) for pid in pids))
         counted = ends(tmp_path)
         assert set(counted.values()) == {1}
         assert len(counted) == 24
@@ -313,16 +318,6 @@ def test_reload_reaches_every_relay_and_sigterm_drains(tmp_path: Path) -> None:
             assert await asyncio.to_thread(fleet.served.process.wait, 20) == 0
             pids = [fleet.served.ready["router_pid"], *fleet.served.ready["relay_pids"]]
             assert not any(alive(pid) for pid in pids)
-
-    asyncio.run(run())
-
-
-def test_nothing_is_left_when_the_supervisor_is_killed(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with relayed(tmp_path, answer) as fleet:
-            pids = [fleet.served.ready["router_pid"], *fleet.served.ready["relay_pids"]]
-            os.kill(fleet.served.process.pid, signal.SIGKILL)
-            await fleet.until(lambda: not any(alive(pid) for pid in pids))
 
     asyncio.run(run())
 

@@ -1,4 +1,4 @@
-"""Seeded histories of relays: failing engines, impatient clients, Routers that die: text stays right, counts end at 0."""
+"""Seeded histories of relays: failing engines, impatient clients, Routers that die. Text is right, counts end at 0."""
 
 from __future__ import annotations
 

@@ -136,6 +136,8 @@ class Hub:
         yield gauge("weighbridge_relay_event_loop_lag_seconds", "How late a relay's loop is, smoothed.", one, lag)
         rows = [((str(n),), float(line.connections)) for n, line in lines]
         yield gauge("weighbridge_relay_connections", "Clients' connections.", one, rows)
+        pids = [((str(n),), float(line.pid)) for n, line in lines]
+        yield gauge("weighbridge_relay_pid", "Process id of a relay.", one, pids)
         lost = [((), float(self.totals.lost))]
         yield gauge("weighbridge_relays_lost", "Connections to relays that ended.", (), lost)
         forgotten = [((), float(self.totals.ends_forgotten))]
