@@ -65,19 +65,33 @@ def _scatter(axis: Any, calibration: Calibration, metric: str, name: str) -> Non
         axis.plot([low, high], [low, high], color="#1f2937", linewidth=1, zorder=1)
         axis.set_xscale("log")
         axis.set_yscale("log")
+        _plain_ticks(axis)
     axis.set_title(name)
     axis.set_xlabel("observed, s")
     axis.set_ylabel("forecast, s")
     axis.legend(frameon=False)
 
 
+def _plain_ticks(axis: Any) -> None:
+    """0.1, 0.2, 0.5, 1 ...: labels that do not run into each other where a metric spans less than a decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for scale in (axis.xaxis, axis.yaxis):
+        scale.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        scale.set_minor_formatter(NullFormatter())
+
+
 def _by(axis: Any, calibration: Calibration, metric: str, over: str, name: str) -> None:
+    from matplotlib.ticker import FuncFormatter
+
     for fitted, colour in ((True, "#9aa5b1"), (False, "#c2410c")):
         points = _points(calibration, metric, fitted)
         x = [_size(calibration, index, over) for _, _, index in points]
         axis.scatter(x, [100 * (o / f - 1) for o, f, _ in points], s=14, alpha=0.7, color=colour)
     axis.axhline(0.0, color="#1f2937", linewidth=1)
     axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_title(f"{name}: residual by {over}")
     axis.set_xlabel(over)
     axis.set_ylabel("observed / forecast - 1, %")

@@ -129,7 +129,7 @@ def _terms(profile: Profile, step: StepTerms) -> Table:
             own = "no" if name in profile.unidentified else "yes"
             table.add_row(unit, f"{value * scale:.4g}", f"{error * scale:.2g}" if error else "", own)
     for count, seconds in step.sequence_knots:
-        table.add_row(f"ms for {count:g} sequences", f"{seconds * 1e3:.4g}", "", "")
+        table.add_row(f"ms, {count:g} sequence{'' if count == 1 else 's'}", f"{seconds * 1e3:.4g}", "", "")
     if profile.overhead_s:
         table.add_row("ms per request outside steps", f"{profile.overhead_s * 1e3:.4g}", "", "")
     return table
