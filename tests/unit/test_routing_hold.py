@@ -228,10 +228,7 @@ def test_the_gate_holds_for_long_only_where_somebody_is_near_a_bound(bound_s: fl
         Tier(name="chat", priority=0, ttft_s=0.5, tpot_s=bound_s),
         Tier(name="document", priority=0, ttft_s=2.0, tpot_s=0.1),
     )
-    settings = RouterSettings(
-        policy="calibrated", policy_options={"near": 0.7}, tiers=tiers, record_decisions=False, correct=False
-    )
-    made = Router(settings)
+    made = Router(RouterSettings(policy="calibrated", tiers=tiers, record_decisions=False, correct=False))
     step = StepTerms(base_s=0.01, prefill_s=1e-4, sequence_s=1e-4)
     limits = Limits(token_budget=2048, kv_blocks=100_000)
     made.handle(InstanceUp(spec=InstanceSpec(name="i", step=step, limits=limits), generation=1), 0.0)

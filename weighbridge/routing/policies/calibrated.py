@@ -2,8 +2,9 @@
 
 Among instances with room it takes the one with the best expected hits: the chance that the request meets its bounds
 there, less the hits it takes from those running. Seconds (its own and those it costs others) only break near-ties. It
-lets a request wait while its best net hits are below `gate` of what an idle instance would give it, and late requests
-go only where they cost others nearly nothing.
+lets a request wait while its best net hits are below `gate` of what an idle instance would give it: for half a second,
+and longer only while somebody there would come near a bound. Late requests go only where they cost others nearly
+nothing.
 
 Affinity is a price in the same score: prompt tokens that a warmer option would not have to compute count as the
 requests whose prompts the fleet could compute instead, times the share of its prefill capacity that is in use.
@@ -42,7 +43,7 @@ class Calibrated:
     holds = True
     shortlist = True
 
-    def __init__(self, gate: float = 0.6, error: float = 0.2, seconds: float = 0.02, near: float = inf) -> None:
+    def __init__(self, gate: float = 0.6, error: float = 0.2, seconds: float = 0.02, near: float = 0.7) -> None:
         """`gate`: share of an idle instance's hits below which a request waits. `error` of forecasts, as a share of
         bounds. `seconds`: hits that a second is worth. `near`: how near to its bound on decoding, in errors, a tier
         must come for a request to be kept from it for longer than PATIENCE_S."""
