@@ -35,7 +35,7 @@ compiled: install
 	$(BIN)/python scripts/compile.py
 
 test-compiled: compiled
-	PYTHONPATH=build/compiled $(BIN)/python -c 'import weighbridge.gateway.flight as f; assert f.__file__.endswith(".so")'
+	PYTHONPATH=build/compiled $(BIN)/python -P -c 'import weighbridge.gateway.flight as f; assert f.__file__.endswith(".so")'
 	$(BIN)/python -m pytest --import-mode=importlib -o pythonpath='build/compiled .' \
 		tests/unit/test_http_*.py tests/unit/test_gateway_*.py tests/unit/test_routing_*.py \
 		tests/property/test_http_*.py tests/property/test_gateway_*.py tests/property/test_routing_*.py \

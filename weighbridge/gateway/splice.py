@@ -108,9 +108,8 @@ def replace_value(body: bytes, key: str, value: bytes) -> bytes:
 def add_value(body: bytes, key: str, value: bytes) -> bytes:
     """`body` with a new first key. The caller knows that `key` is absent."""
     brace = body.index(b"{") + 1
-    rest = body[brace:]
-    comma = b"" if rest.lstrip(_BLANK).startswith(b"}") else b","
-    return b"".join((body[:brace], msgspec.json.encode(key), b":", value, comma, rest))
+    empty = not body.startswith(b'"', brace) and body[brace:].lstrip(_BLANK).startswith(b"}")
+    return b"".join((body[:brace], _quoted(key), b":", value, b"" if empty else b",", body[brace:]))
 
 
 def remove_value(body: bytes, key: str) -> bytes:
@@ -145,7 +144,7 @@ def _key_start(body: bytes, value_start: int) -> int:
 
 @functools.cache
 def _quoted(key: str) -> bytes:
-    return b'"%b"' % key.encode()
+    return msgspec.json.encode(key)
 
 
 def repeated_keys(body: bytes, keys: Collection[str]) -> str | None:

@@ -59,9 +59,11 @@ class Family:
     def add(self, labels: tuple[str, ...], amount: float = 1.0) -> None:
         """Adds to a counter."""
         values = self.values
-        if labels not in values:
+        value = values.get(labels)
+        if value is None:
             labels = self._key(labels)
-        values[labels] = values.get(labels, 0.0) + amount  # type: ignore[operator]
+            value = values.get(labels, 0.0)
+        values[labels] = value + amount  # type: ignore[operator]
 
     def observe(self, labels: tuple[str, ...], value: float) -> None:
         """Counts a value in a histogram."""

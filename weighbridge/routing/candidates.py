@@ -200,7 +200,7 @@ def decision(
     scores: Sequence[float | None] = choice.scores
     if not scores:
         scores = [None] * len(view.options)
-    elif not all(map(isfinite, choice.scores)):
+    elif not isfinite(sum(choice.scores)):  # not so if one is not
         scores = [score if isfinite(score) else None for score in choice.scores]
     terms = choice.terms
     candidates = []
@@ -240,7 +240,7 @@ def decision(
 
 def _finite(terms: Mapping[str, float]) -> dict[str, float]:
     """A copy, since the policy may use its own again; without what JSON cannot hold."""
-    if all(map(isfinite, terms.values())):
+    if isfinite(sum(terms.values())):  # the sum is finite only if all are
         return dict(terms)
     return {name: value for name, value in terms.items() if isfinite(value)}
 

@@ -123,6 +123,8 @@ class Lengths:
     def __init__(self, name: Estimate, *, noise: float = 0.0, seed: int = 0) -> None:
         self.name = name
         self._tables: dict[tuple[object, ...], LengthTable] = {}
+        self._complete: dict[tuple[object, ...], list[LengthTable]] = {}
+        """By the most specific key the tables of all its keys, once there are all."""
         self._quantile = None if name == "mean" else 0.5
         self._noise = noise
         self._rng = random.Random(seed ^ 0x5EED)
@@ -134,9 +136,12 @@ class Lengths:
         """The most specific table with enough observations; None where the estimate needs none, or nothing is known."""
         if self.name in ("full_budget", "new_token_ratio"):
             return None
-        for key in _keys(request):
-            table = self._tables.get(key)
-            if table is not None and table.weight >= ENOUGH:
+        key = _key(request)
+        known = self._complete.get(key)
+        if known is None:
+            known = [self._tables[each] for each in (key, *_coarser(request, key)) if each in self._tables]
+        for table in known:
+            if table.weight >= ENOUGH:
                 return table
         return None
 
@@ -171,14 +176,24 @@ class Lengths:
             return
         if request.expected_output_tokens is not None:
             self._compare(request, request.expected_output_tokens, output_tokens)
-        for key in _keys(request):
-            table = self._tables.get(key)
-            if table is None:
-                if len(self._tables) >= MOST_KEYS:
-                    # tenants are unbounded: drop the oldest specific key, it will be learned again if it matters
-                    self._tables.pop(next(k for k in self._tables if len(k) > 1))
-                table = self._tables[key] = LengthTable(self._quantile)
+        key = _key(request)
+        known = self._complete.get(key)
+        if known is None:
+            known = [self._make(each) for each in (key, *_coarser(request, key))]
+            self._complete[key] = known
+        for table in known:
             table.observe(output_tokens)
+
+    def _make(self, key: tuple[object, ...]) -> LengthTable:
+        """The table of a key, a new one if there is none."""
+        table = self._tables.get(key)
+        if table is None:
+            if len(self._tables) >= MOST_KEYS:
+                # tenants are unbounded: drop the oldest specific key, it will be learned again if it matters
+                self._tables.pop(next(k for k in self._tables if len(k) > 1))
+                self._complete.clear()
+            table = self._tables[key] = LengthTable(self._quantile)
+        return table
 
     def _compare(self, request: Request, forecast: int, output_tokens: int) -> None:
         """Who was closer to this length, the request's own forecast or the counts."""
@@ -191,11 +206,12 @@ class Lengths:
         self._ahead[request.model] = self._ahead.get(request.model, 0.0) * (1.0 - 1.0 / FORECASTS_REMEMBERED) + gain
 
 
-def _keys(request: Request) -> tuple[tuple[object, ...], ...]:
+def _key(request: Request) -> tuple[object, ...]:
+    """The most specific key."""
     size = bisect_left(PROMPT_CLASSES, request.prompt_tokens)
-    return (
-        (request.model, request.tenant, request.endpoint, request.tier, size),
-        (request.model, request.endpoint, request.tier, size),
-        (request.model, request.tier),
-        ("",),
-    )
+    return (request.model, request.tenant, request.endpoint, request.tier, size)
+
+
+def _coarser(request: Request, key: tuple[object, ...]) -> tuple[tuple[object, ...], ...]:
+    """The other keys of a request, ever coarser."""
+    return ((request.model, request.endpoint, request.tier, key[4]), (request.model, request.tier), ("",))

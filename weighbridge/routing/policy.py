@@ -134,4 +134,14 @@ def least(scores: Sequence[float], rng: random.Random) -> int:
     first = scores.index(best)
     if scores.count(best) == 1:
         return first
-    return rng.choice([index for index, score in enumerate(scores) if score == best])
+    ties = [index for index, score in enumerate(scores) if score == best]
+    return ties[_below(len(ties), rng)]
+
+
+def _below(count: int, rng: random.Random) -> int:
+    """The number that `rng.choice` would draw, with fewer calls between."""
+    bits = count.bit_length()
+    number = rng.getrandbits(bits)
+    while number >= count:
+        number = rng.getrandbits(bits)
+    return number

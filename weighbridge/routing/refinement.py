@@ -91,7 +91,7 @@ class _Watched:
         self.alone: _Running | None = None
         """The one that found nothing running and has given no token; there is never a second such."""
 
-    def add(self, request_id: str, prompt_tokens: int, now_s: float) -> None:
+    def add(self, request_id: str, prompt_tokens: int, now_s: float) -> _Running:
         """A request was sent here."""
         if self.alone is not None:
             self.alone.alone = False
@@ -105,6 +105,7 @@ class _Watched:
         self.prefilling += 1
         self.kv_tokens += prompt_tokens + 1
         self.changed_s = now_s
+        return running
 
     def first(self, running: _Running, now_s: float) -> None:
         """A request's first token came."""
@@ -158,7 +159,7 @@ class Refinement:
     def __init__(self) -> None:
         self._instances: dict[str, _Watched] = {}
         self._prompts: dict[str, int] = {}
-        self._where: dict[str, str] = {}
+        self._running: dict[str, _Running] = {}
         self._handlers: dict[type, Callable[[Any, float], _Watched | None]] = {
             RequestArrived: self._on_arrived,
             FirstToken: self._on_first,
@@ -225,31 +226,35 @@ class Refinement:
     def _down(self, name: str) -> None:
         watched = self._instances.pop(name, None)
         for request_id in watched.running if watched is not None else ():
-            self._where.pop(request_id, None)
+            self._running.pop(request_id, None)
 
     def _on_dispatch(self, action: Dispatch, now_s: float) -> None:
-        self._drop(action.request_id, now_s, final=False)
+        request_id = action.request_id
+        self._drop(request_id, now_s, final=False)
         watched = self._instances.get(action.instance)
         if watched is None or action.leg != "whole":
             return
-        watched.add(action.request_id, self._prompts.get(action.request_id, 0), now_s)
-        self._where[action.request_id] = action.instance
+        self._running[request_id] = watched.add(request_id, self._prompts.get(request_id, 0), now_s)
 
     def _on_first(self, event: FirstToken, now_s: float) -> None:
-        watched, running = self._find(event.request_id)
-        if watched is not None and running is not None:
-            watched.first(running, now_s)
+        running = self._running.get(event.request_id)
+        if running is not None:
+            running.watched.first(running, now_s)
 
     def _on_progress(self, event: TokensProgressed, now_s: float) -> _Watched | None:
-        watched, running = self._find(event.request_id)
-        if watched is None or running is None or running.first_s is None:
+        running = self._running.get(event.request_id)
+        if running is None or running.first_s is None:
             return None
-        self._decode_sample(watched, running, event.output_tokens, now_s)
-        return watched
+        self._decode_sample(running.watched, running, event.output_tokens, now_s)
+        return running.watched
 
     def _on_finish(self, event: RequestFinished, now_s: float) -> _Watched | None:
-        watched, running = self._find(event.request_id)
-        if watched is not None and running is not None and running.first_s is not None:
+        running = self._running.get(event.request_id)
+        if running is None:
+            self._prompts.pop(event.request_id, None)
+            return None
+        watched = running.watched
+        if running.first_s is not None:
             self._decode_sample(watched, running, event.output_tokens, now_s)
             prompt = event.prompt_tokens if event.prompt_tokens is not None else running.prompt_tokens
             uncached = prompt - (event.cached_tokens or 0)
@@ -277,16 +282,11 @@ class Refinement:
         watched.seen(running, output_tokens, now_s)
 
     def _drop(self, request_id: str, now_s: float, *, final: bool) -> None:
-        watched, running = self._find(request_id)
-        if watched is not None and running is not None:
-            watched.remove(request_id, now_s)
-        self._where.pop(request_id, None)
+        running = self._running.pop(request_id, None)
+        if running is not None:
+            running.watched.remove(request_id, now_s)
         if final:
             self._prompts.pop(request_id, None)
-
-    def _find(self, request_id: str) -> tuple[_Watched | None, _Running | None]:
-        watched = self._instances.get(self._where.get(request_id, ""))
-        return (watched, watched.running.get(request_id)) if watched is not None else (None, None)
 
     def _tell(self, watched: _Watched, now_s: float) -> list[ProfileUpdated]:
         cost = watched.cost

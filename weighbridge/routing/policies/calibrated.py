@@ -16,7 +16,7 @@ from heapq import nsmallest
 from math import inf
 
 from weighbridge.routing.backlog import Faster, alone_s, done_s
-from weighbridge.routing.forecast import Asked, Forecast, Terms, chance, forecast_terms, fullest
+from weighbridge.routing.forecast import Asked, Forecast, chance, forecast_terms, fullest
 from weighbridge.routing.policy import Choice, Option, View, least
 
 LATE_LOSS = 0.1
@@ -64,30 +64,36 @@ class Calibrated:
         if view.request.prefix_hashes:
             warmest = min(option.prefill_tokens for option in options)
             price = offered.displaced(view.now_s) * interference
-        made: list[Terms] = []
+        terms: list[dict[str, float]] = []
         scores: list[float] = []
         output, weight = options[0].decode_tokens, self.seconds
         for option in options:
             cost = option.instance.cost
             if cost is None:
                 return self._by_tokens(view)
-            terms = forecast_terms(option, cost, asked)
-            wait, prefill, transfer, tpot, delay, hit, loss, kv_over = terms
+            wait, prefill, transfer, tpot, delay, hit, loss, kv_over = forecast_terms(option, cost, asked)
             seconds = wait + prefill + transfer + output * tpot + delay
             if kv_over > 0.0:
                 seconds += kv_over * cost.prefill_s * (option.instance.decoding + 1)
-            made.append(terms)
+            if view.explain:
+                each = {"wait_s": wait, "prefill_s": prefill, "tpot_s": tpot, "delay_to_others_s": delay, "hit": hit}
+                if transfer:
+                    each["transfer_s"] = transfer
+                terms.append(each)
             scores.append(weight * seconds - hit + loss + price * (option.prefill_tokens - warmest))
         best = least(scores, view.rng)
         if view.may_hold:
-            each = Forecast(*made[best])
-            if view.full and self._better_later(view, options[best], asked, each):
+            option = options[best]
+            cost = option.instance.cost
+            assert cost is not None
+            made = Forecast(*forecast_terms(option, cost, asked))  # once more, and not all kept: most are not looked at
+            if view.full and self._better_later(view, option, asked, made):
                 return Choice(None)
-            if options[best].instance.charges and not view.released:
-                tight = view.deadline_s - view.now_s < each.ttft_s
-                if self._waits(view, options[best], each, tight, asked):
+            if option.instance.charges and not view.released:
+                tight = view.deadline_s - view.now_s < made.ttft_s
+                if self._waits(view, option, made, tight, asked):
                     return Choice(None, tight=tight)
-        return Choice(best, scores, [_terms(Forecast(*each)) for each in made] if view.explain else ())
+        return Choice(best, scores, terms)
 
     def _better_later(self, view: View, option: Option, asked: Asked, made: Forecast) -> bool:
         """Whether this request is better kept for full instances that are faster than started on `option`, where it
@@ -162,15 +168,3 @@ class Calibrated:
             for option in view.options
         ]
         return Choice(least(scores, view.rng), scores, note="an instance has no profile: compared by tokens")
-
-
-def _terms(made: Forecast) -> dict[str, float]:
-    transfer = {"transfer_s": made.transfer_s} if made.transfer_s else {}
-    return {
-        "wait_s": made.wait_s,
-        **transfer,
-        "prefill_s": made.prefill_s,
-        "tpot_s": made.tpot_s,
-        "delay_to_others_s": made.delay_s,
-        "hit": made.hit,
-    }
