@@ -13,7 +13,7 @@ from weighbridge.core.events import FirstToken, RequestAdopted, RequestCancelled
 from weighbridge.core.request import Request
 from weighbridge.gateway.adapters import Facts
 from weighbridge.gateway.kv.prompt import Prompt
-from weighbridge.gateway.records import Outcome
+from weighbridge.gateway.outcome import Outcome
 from weighbridge.gateway.relays.tally import Change, add, take
 from weighbridge.gateway.relays.wire import (
     HEAD_BYTES,

@@ -11,7 +11,8 @@ from tests.support.gateway import DONE, answer, chat, frame, front, instance, us
 from tests.support.loop import run, until
 from tests.support.upstream import Call, FakeUpstream
 from weighbridge.gateway.quota import Salts
-from weighbridge.gateway.usage import Usage, usage_of_body
+from weighbridge.gateway.usage import usage_of_body
+from weighbridge.gateway.usage_fields import Usage
 
 ENGINES = Path(__file__).resolve().parents[1] / "data" / "engines"
 

@@ -14,7 +14,8 @@ from tests.support.upstream import Call, FakeUpstream
 from weighbridge.core.decision import Candidate, Decision
 from weighbridge.gateway import KeySettings
 from weighbridge.gateway.forecasts import Forecasts
-from weighbridge.gateway.records import DecisionRecord, Outcome
+from weighbridge.gateway.outcome import Outcome
+from weighbridge.gateway.records import DecisionRecord
 from weighbridge.gateway.settings import TracingSettings
 from weighbridge.gateway.tracing import Tracer
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from weighbridge.gateway.log_writer import LogWriter
-from weighbridge.gateway.usage import Usage
+from weighbridge.gateway.usage_fields import Usage
 
 if TYPE_CHECKING:
     from weighbridge.gateway.flight import Flight

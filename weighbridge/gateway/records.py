@@ -4,27 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-
 from weighbridge.core.decision import Decision
+from weighbridge.gateway.outcome import Outcome
 
 if TYPE_CHECKING:
     from weighbridge.core.actions import Dispatch, Reject
     from weighbridge.gateway.endpoint import Endpoint
     from weighbridge.gateway.flight import Flight
-    from weighbridge.gateway.usage import Usage
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a decided request went, in seconds from its arrival."""
-
-    outcome: str
-    instance: str
-    e2e_s: float
-    ttft_s: float | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    output_tokens: int = 0
+    from weighbridge.gateway.usage_fields import Usage
 
 
 class DecisionRecord:

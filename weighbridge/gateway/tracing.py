@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from weighbridge.core.errors import ConfigError
 from weighbridge.gateway.settings import TracingSettings
-from weighbridge.gateway.usage import Usage
+from weighbridge.gateway.usage_fields import Usage
 
 if TYPE_CHECKING:
     from weighbridge.core.request import Request as RoutedRequest

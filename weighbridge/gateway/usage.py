@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from weighbridge.gateway.usage_fields import ReplyFields, Usage, UsageFields
 
-class Usage(msgspec.Struct, frozen=True):
-    """What an engine counted; None where it does not tell."""
-
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
-
-
-NONE_TOLD = Usage()
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    input_tokens_details: _Details | None = None
-
-
-class _Body(msgspec.Struct):
-    usage: _Usage | None = None
-
-
-_decode_body = msgspec.json.Decoder(_Body).decode
+NONE_TOLD: Final = Usage()
+_decode_body: Final = msgspec.json.Decoder(ReplyFields).decode
 
 
 def usage_of(value: Any) -> Usage:
     """A usage object, in OpenAI's or Anthropic's spelling; anything odd counts as not told."""
     try:
-        return _usage(msgspec.convert(value, _Usage | None))
+        return _usage(msgspec.convert(value, UsageFields | None))
     except msgspec.ValidationError:
         return NONE_TOLD
 
@@ -54,7 +28,7 @@ def usage_of_body(body: bytes) -> Usage:
         return NONE_TOLD
 
 
-def _usage(usage: _Usage | None) -> Usage:
+def _usage(usage: UsageFields | None) -> Usage:
     if usage is None:
         return NONE_TOLD
     details = usage.prompt_tokens_details or usage.input_tokens_details

@@ -18,7 +18,7 @@ from weighbridge.gateway.kv.wire import KvEvent
 
 if TYPE_CHECKING:
     from weighbridge.gateway.flight import Flight
-    from weighbridge.gateway.usage import Usage
+    from weighbridge.gateway.usage_fields import Usage
 
 UNKNOWN_CAPACITY_BLOCKS = 65_536
 WAITING_PROMPTS = 64

@@ -17,7 +17,7 @@ from weighbridge.core.events import (
     RequestFailed,
     RequestFinished,
 )
-from weighbridge.gateway.records import Outcome
+from weighbridge.gateway.outcome import Outcome
 from weighbridge.gateway.relays.remote_flight import RemoteFlight
 from weighbridge.gateway.relays.tally import add
 from weighbridge.gateway.relays.wire import (

@@ -11,7 +11,7 @@ from weighbridge.gateway.relays.wire import Answered, Sign
 if TYPE_CHECKING:
     from weighbridge.gateway.endpoint import Endpoint
     from weighbridge.gateway.flight import Flight
-    from weighbridge.gateway.usage import Usage
+    from weighbridge.gateway.usage_fields import Usage
 
 MAX_PROMPT_BYTES = 256 * 1024
 

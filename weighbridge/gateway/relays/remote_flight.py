@@ -9,7 +9,8 @@ import msgspec
 from weighbridge.core.actions import Dispatch, Reject
 from weighbridge.core.events import RequestDispatched
 from weighbridge.core.request import Request
-from weighbridge.gateway.records import DecisionRecord, Outcome
+from weighbridge.gateway.outcome import Outcome
+from weighbridge.gateway.records import DecisionRecord
 from weighbridge.gateway.relays.wire import Act, Stop
 
 if TYPE_CHECKING:

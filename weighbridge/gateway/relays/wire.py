@@ -24,7 +24,7 @@ from weighbridge.core.events import (
 from weighbridge.core.request import Request
 from weighbridge.gateway.adapters import Facts
 from weighbridge.gateway.kv.prompt import Prompt
-from weighbridge.gateway.records import Outcome
+from weighbridge.gateway.outcome import Outcome
 from weighbridge.gateway.relays.tally import Change
 from weighbridge.gateway.settings import GatewaySettings, InstanceSettings
 
