@@ -2,6 +2,8 @@
 
 MAX_SIZE_LINE = 256
 MAX_TRAILER_BYTES = 8192
+SEVERAL_BYTES = 400
+"""A read of more probably holds several chunks of a stream, and is first tried as such."""
 
 
 class ChunkedDecoder:
@@ -49,6 +51,11 @@ class ChunkedDecoder:
 
     def _walk(self, data: bytes, position: int, pieces: list[bytes]) -> None:
         size_bytes = len(data)
+        if size_bytes > SEVERAL_BYTES and not position:
+            payload = _whole_chunks(data)
+            if payload is not None:
+                pieces.append(payload)
+                return
         find = data.find
         starts = data.startswith
         known = _SIZES.get
@@ -109,6 +116,15 @@ class ChunkedDecoder:
 
 _SIZES: dict[bytes, int] = {b"%x" % n: n for n in range(1, 4096)}
 """The usual sizes; anything else is parsed and checked."""
+
+
+def _whole_chunks(data: bytes) -> bytes | None:
+    """The payload of `data`, if it is nothing but whole chunks of usual sizes without a CRLF in them; else None."""
+    parts = data.split(b"\r\n")
+    payloads = parts[1::2]
+    if parts[-1] or list(map(len, payloads)) != list(map(_SIZES.get, parts[:-1:2])):
+        return None
+    return b"".join(payloads)
 
 
 def _size(line: bytes) -> int:

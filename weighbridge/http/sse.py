@@ -183,7 +183,10 @@ class SseScanner:
                 first = found
         for name, null, spaced in _NULLABLE:
             named = whole.count(name, start, first)
-            if named and named != whole.count(null, start, first) + whole.count(spaced, start, first):
+            if not named:
+                continue
+            named -= whole.count(null, start, first)
+            if named and named != whole.count(spaced, start, first):
                 match = _NOT_NULL[name].search(whole, start, first)
                 if match:
                     first = match.start()
