@@ -18,10 +18,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = {
-    "http": "chunked client_connection connection known_head pool reply_head request responder routes server sse",
+    "http": (
+        "chunked client_connection connection known_head loop_pass pool reply_head request responder routes server sse "
+        "turns"
+    ),
     "gateway": (
-        "auth budget client_request desk driver endpoint estimate flight held_reply legs log_writer loop_guard "
-        "prefix_hashes quota reply splice stats surface"
+        "auth body budget client_request desk driver endpoint estimate flight forecasts health held_reply legs "
+        "log_writer loop_guard prefix_hashes quota records reply splice stats surface usage"
     ),
     "gateway/relays": "desk line link quotas remote_flight",
     "routing": (

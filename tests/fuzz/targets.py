@@ -203,6 +203,7 @@ class _Pool:
         self.limits = ClientLimits()
         self.connections: set[Any] = set()
         self.known_reply: Any = None
+        self.loop_pass = self
         self.now = 0.0
         self.closed = False
         self.clock: Callable[[], float] = lambda: 0.0
@@ -210,7 +211,7 @@ class _Pool:
     def _nothing(self, *args: Any) -> None:
         pass
 
-    give_back = dial = _nothing
+    give_back = dial = write = _nothing
 
     def gone(self, connection: Any) -> None:
         self.connections.discard(connection)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weighbridge.http import ClientLimits, Exchange, HttpServer, ReplyHead, Request, Responder, ServerLimits
+from weighbridge.http import Exchange, HttpServer, Pool, ReplyHead, Request, Responder, ServerLimits
 from weighbridge.http.client_connection import ClientConnection
 from weighbridge.http.connection import ServerConnection
 from weighbridge.http.known_head import KnownHead
@@ -103,27 +104,6 @@ def replies(draw: st.DrawFn) -> bytes:
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
-class Pool:
-    """What a client connection needs of its pool."""
-
-    def __init__(self) -> None:
-        self.limits = ClientLimits()
-        self.connections: set[Any] = set()
-        self.known_reply: Any = None
-        self.now = 0.0
-        self.closed = False
-        self.given_back = 0
-
-    def clock(self) -> float:
-        return 0.0
-
-    def give_back(self, connection: ClientConnection) -> None:
-        self.given_back += 1
-
-    def gone(self, connection: ClientConnection) -> None:
-        self.connections.discard(connection)
-
-
 class Sink:
     """Writes down what it is told."""
 
@@ -143,26 +123,26 @@ class Sink:
         self.told.append(type(error))
 
 
-def fetch(messages: list[list[bytes]]) -> list[Any]:
+async def fetch(messages: list[list[bytes]]) -> list[Any]:
     """What the sinks of exchanges were told, one after the other on connections of one pool."""
-    pool = Pool()
+    pool = Pool("127.0.0.1", 1)
     told: list[Any] = []
     for reads in messages:
-        connection = ClientConnection(pool)  # type: ignore[arg-type]
+        connection = ClientConnection(pool)
         connection.connection_made(Transport())  # type: ignore[arg-type]
         sink = Sink()
         connection.begin(Exchange(b"POST / HTTP/1.1\r\n\r\n", sink))
         for data in reads:
             if connection.exchange is not None:
                 connection.data_received(data)
-        told += [sink.told, pool.given_back, connection.idle_limit_s]
+        told += [sink.told, pool.idle, connection.idle_limit_s]
     return told
 
 
 @given(st.lists(replies(), min_size=2, max_size=8))
 def test_a_known_reply_is_read_as_the_parser_reads_it(messages: list[bytes]) -> None:
     cut = [[message[:5], message[5:]] for message in messages]
-    assert fetch([[message] for message in messages]) == fetch(cut)
+    assert asyncio.run(fetch([[message] for message in messages])) == asyncio.run(fetch(cut))
 
 
 HEAD = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %b\r\nX: y\r\n\r\n"

@@ -137,6 +137,12 @@ def test_continue_is_sent_once_and_only_if_the_body_is_wanted() -> None:
         refused = await talk(server, HEAD + b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n")
         assert refused.startswith(b"HTTP/1.1 401")
         assert b"100 Continue" not in refused
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        ask = HEAD + b"authorization: Bearer yes\r\ncontent-length: 2\r\n"
+        writer.write(ask + b"\r\nab" + ask + b"expect: 100-continue\r\n\r\n")
+        got = await reader.readuntil(b"Continue\r\n\r\n")
+        assert got.startswith(b"HTTP/1.1 200"), "the answer to the first request comes first"
+        writer.close()
         large = HEAD + b"authorization: Bearer yes\r\nexpect: 100-continue\r\ncontent-length: 200\r\n\r\n"
         refused = await talk(server, large)
         assert refused.startswith(b"HTTP/1.1 413")

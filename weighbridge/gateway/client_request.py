@@ -203,9 +203,9 @@ def _check_repeated(body: bytes, own: bytes, values: tuple[Any, ...]) -> None:
     # a key may be spelled with escapes: only a walk over all keys can tell; most bodies hold no backslash at all
     suspicious = len(body) > LARGE_BYTES or (b"\\" in own and b"\\u00" in own)
     if not suspicious:
-        count = own.count
-        for value, quoted in zip(values, _QUOTED, strict=False):
-            if value is not UNSET and count(quoted) > 1:
+        count, unset = own.count, UNSET
+        for index, value in enumerate(values):
+            if value is not unset and count(_QUOTED[index]) > 1:
                 suspicious = True
                 break
     if suspicious:

@@ -32,3 +32,10 @@ class Desk:
     def feed(self, event: Event) -> None:
         """Tells the Router of one event; what it answers is carried out."""
         raise NotImplementedError
+
+    def feed_soon(self, event: Event) -> None:
+        """The same, perhaps together with others that this pass of the event loop brings."""
+        self.feed(event)
+
+    def drain(self) -> None:
+        """Tells the Router now of what still waits."""

@@ -9,12 +9,13 @@ from collections import deque
 
 from weighbridge.core.actions import Abort, Action, Dispatch, Hold, Preempt, Reject
 from weighbridge.core.event_log import Entry
-from weighbridge.core.events import Event, RequestDispatched, Tick
+from weighbridge.core.events import Event, RequestArrived, RequestCancelled, RequestDispatched, RequestFailed, Tick
 from weighbridge.gateway.desk import Desk
 from weighbridge.gateway.endpoint import Endpoint
 from weighbridge.gateway.log_writer import LogWriter
 from weighbridge.gateway.records import DecisionRecord
 from weighbridge.gateway.stats import Stats
+from weighbridge.http.loop_pass import LoopPass
 from weighbridge.routing.refinement import Refinement
 from weighbridge.routing.router import Router
 
@@ -45,24 +46,52 @@ class Driver(Desk):
         """Grows whenever an engine joins, leaves, goes up or down, or tells other facts."""
         self.decisions: deque[DecisionRecord] = deque(maxlen=KEPT_DECISIONS)
         self.writer = writer
+        self.loop_pass: LoopPass | None = None
+        """Where events may wait until everything is read; None: nowhere."""
         self._queue: deque[Event] = deque()
         self._busy = False
         self._tick: asyncio.TimerHandle | None = None
 
     def feed(self, event: Event) -> None:
-        """Gives one event to the Router and carries out what it answers."""
+        """Gives one event to the Router, after those that wait, and carries out what it answers."""
+        self._queue.append(event)
+        self.drain()
+
+    def feed_soon(self, event: Event) -> None:
+        """The same at the end of this pass of the event loop: for what many requests do in one pass."""
+        if self.loop_pass is None:
+            self.feed(event)
+            return
+        if not self._queue:
+            self.loop_pass.later(self.drain)
+        self._queue.append(event)
+
+    def drain(self) -> None:
+        """Gives the Router all events that wait."""
         if self._busy:
-            self._queue.append(event)
             return
         self._busy = True
         try:
-            self._step(event)
             while self._queue:
-                self._step(self._queue.popleft())
+                event = self._queue.popleft()
+                try:
+                    self._step(event)
+                except Exception:  # a bug, a policy's for example: it must not take other requests with it
+                    log.exception("the router failed at an event of type %s", type(event).__name__)
+                    self._give_up(event)
         finally:
             self._busy = False
         if self._tick is None and self.router.wants_tick:
             self._tick = asyncio.get_running_loop().call_later(TICK_S, self._on_tick)
+
+    def _give_up(self, event: Event) -> None:
+        """Its client must not wait for ever."""
+        if isinstance(event, RequestArrived | RequestFailed):
+            request_id = event.request.id if isinstance(event, RequestArrived) else event.request_id
+            flight = self.flights.get(request_id)
+            if flight is not None:
+                flight.reject(Reject(request_id=request_id, status=500, reason="internal_error"))
+                self._queue.append(RequestCancelled(request_id=request_id, reason="internal_error"))
 
     def _on_tick(self) -> None:
         self._tick = None
@@ -70,7 +99,8 @@ class Driver(Desk):
             self.feed(Tick())
 
     def stop(self) -> None:
-        """No more ticks."""
+        """No more ticks; nothing waits any longer."""
+        self.drain()
         if self._tick is not None:
             self._tick.cancel()
 

@@ -33,7 +33,8 @@ from weighbridge.gateway.reply import (
     reply_lines,
 )
 from weighbridge.gateway.reply import client_error as read_client_error
-from weighbridge.gateway.usage import NONE_TOLD, Usage, usage_of, usage_of_body
+from weighbridge.gateway.usage import NONE_TOLD, usage_of, usage_of_body
+from weighbridge.gateway.usage_fields import Usage
 from weighbridge.http import BadReply, ConnectFailed, Exchange, ExchangeFailed, ReplyHead, Responder, SseScanner
 
 if TYPE_CHECKING:
@@ -104,8 +105,6 @@ class Flight:
         self.dispatched_s: float | None = None
         self.first_token_s: float | None = None
         responder.on_disconnect = self.client_gone
-        responder.on_pause = self._pause
-        responder.on_resume = self._resume
 
     def _clear(self) -> None:
         self.head = None
@@ -184,6 +183,7 @@ class Flight:
 
     def client_gone(self) -> None:
         """The client disconnected: the engine must hear of it at once."""
+        self.surface.driver.drain()  # its arrival may still wait there
         if not self._end("cancelled", output_tokens=self._streamed()):
             return
         self.detach()
@@ -260,6 +260,7 @@ class Flight:
     def _start(self, data: bytes) -> None:
         assert self.head is not None
         lines = reply_lines(self.head, self.id, stream=True) + self.surface.explain(self)
+        self._follow_reader()
         self.responder.start_raw(self.head.status, lines, None, data)
 
     def _first_token(self) -> None:
@@ -318,6 +319,7 @@ class Flight:
                 return
             self._passing = True
             lines = reply_lines(self.head, self.id) + self.surface.explain(self)
+            self._follow_reader()
             self.responder.start_raw(self.head.status, lines, self.head.length, b"".join(self._buffer))
             self._buffer = []
 
@@ -419,7 +421,7 @@ class Flight:
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
         )
-        self.surface.driver.feed(event)
+        self.surface.driver.feed_soon(event)
 
     def _end(self, outcome: str, detail: str = "", usage: Usage | None = None, output_tokens: int = 0) -> bool:
         """Marks the one end; False if it had come already."""
@@ -448,6 +450,13 @@ class Flight:
             self.exchange = None
             assert self.endpoint is not None
             self.endpoint.running -= 1
+
+    def _follow_reader(self) -> None:
+        """From here on the engine sends no faster than the client reads."""
+        responder = self.responder
+        responder.on_pause, responder.on_resume = self._pause, self._resume
+        if responder.paused:
+            self._pause()
 
     def _pause(self) -> None:
         if self.exchange is not None:

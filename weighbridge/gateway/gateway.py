@@ -33,6 +33,7 @@ from weighbridge.gateway.stats import Stats
 from weighbridge.gateway.surface import Surface
 from weighbridge.gateway.tracing import Tracer
 from weighbridge.http import HttpServer
+from weighbridge.http.loop_pass import pass_of
 from weighbridge.routing.router import Router
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -121,6 +122,7 @@ class Gateway:
     async def start(self) -> None:
         """Opens the event log, binds both listeners and begins probing. Raises ServiceError if a port is taken."""
         settings = self.settings
+        self.driver.loop_pass = pass_of(asyncio.get_running_loop())
         if settings.data_dir is not None:
             self.writer = self.driver.writer = self._open_log(Path(settings.data_dir))
         if settings.access_log is not None and self.hub is None:

@@ -17,6 +17,7 @@ _MESSAGES = {
     "retry_budget": "The engines are failing; try again later.",
     "gateway_busy": "The gateway is overloaded; try again shortly.",
     "draining": "The gateway is shutting down.",
+    "internal_error": "The server failed to answer this request.",
     "no_router": "The gateway's router is being restarted; try again shortly.",
 }
 _CODES = {429: "rate_limit_exceeded", 502: "upstream_error", 503: "no_capacity", 504: "upstream_timeout"}

@@ -27,15 +27,16 @@ from weighbridge.gateway.loop_guard import LoopGuard
 from weighbridge.gateway.model_choice import ModelChoice
 from weighbridge.gateway.model_list import model_rows
 from weighbridge.gateway.openapi import client_document
+from weighbridge.gateway.outcome import Outcome
 from weighbridge.gateway.prefix_hashes import PrefixHasher
 from weighbridge.gateway.quota import Quotas, Salts
-from weighbridge.gateway.records import Outcome, Signals
+from weighbridge.gateway.records import Signals
 from weighbridge.gateway.refusal import send_reject, send_request_error
 from weighbridge.gateway.settings import GatewaySettings
 from weighbridge.gateway.stats import Stats
 from weighbridge.gateway.tokenizer_file import read_tokenizer
 from weighbridge.gateway.tracing import Tracer
-from weighbridge.gateway.usage import Usage
+from weighbridge.gateway.usage_fields import Usage
 from weighbridge.http import Request, Responder, Routes
 
 ENDPOINTS = {
@@ -145,7 +146,7 @@ class Surface:
     def launch(self, flight: Flight) -> None:
         """Enter a flight in the books and tell the Router of it."""
         self.driver.flights[flight.id] = flight
-        self.driver.feed(RequestArrived(request=flight.routed))
+        self.driver.feed_soon(RequestArrived(request=flight.routed))
 
     def _shed(self, request: Request, responder: Responder, request_id: str) -> None:
         """The gateway itself is too busy: what already runs must not suffer."""

@@ -123,7 +123,7 @@ class ClientConnection:
         exchange.sent_s = now
         self.deadline = now + self.pool.limits.head_s
         assert self.transport is not None
-        self.transport.write(exchange.payload)
+        self.pool.loop_pass.write(self.transport, exchange.payload)
 
     # asyncio callbacks
 

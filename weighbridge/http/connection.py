@@ -1,5 +1,7 @@
 """One accepted connection: llhttp for the framing, our own rules on top, requests answered strictly in order.
 
+Longer than 400 lines because the parser's callbacks, the phases they move between and every ending belong together.
+
 llhttp refuses Content-Length beside Transfer-Encoding, duplicate or malformed lengths, obs-fold, bare CR or LF and
 malformed chunks. Here in addition: any transfer coding but `chunked`, HTTP/1.0 with chunks, a missing or second
 Host, CONNECT, caps on the head, the body and the number of headers, and a deadline for each part.
@@ -146,9 +148,10 @@ class ServerConnection:
             self.server.turns.wait(self)
 
     def _take(self, request: Request) -> bool:
-        """Takes a request that needed no parser. False: there is no room for it, the parser will say what is wrong."""
+        """Takes a request that needed no parser. False: it is too large, or there is no room for it."""
         server, size = self.server, len(request.body)
-        if size > min(server.limits.max_body_bytes, server.limits.max_buffered_bytes - server.buffered_bytes):
+        room = min(server.limits.max_body_bytes, server.limits.max_buffered_bytes - server.buffered_bytes)
+        if size > min(room, LARGE_BYTES):
             return False
         refusal = None if server.admit is None else server.admit(request)
         if refusal is not None:
@@ -253,7 +256,7 @@ class ServerConnection:
             if refusal is not None:
                 self._stop(*refusal)
         if self._expects and request.version == "1.1" and self.active is None and self.transport is not None:
-            self.transport.write(CONTINUE)
+            self.put(CONTINUE)  # behind an answer that waits to be written
 
     def on_body(self, data: bytes) -> None:
         self._body.append(data)
@@ -339,7 +342,7 @@ class ServerConnection:
     def put(self, data: bytes) -> None:
         """Writes response bytes, already framed."""
         if self.transport is not None:
-            self.transport.write(data)
+            self.server.write(self.transport, data)
 
     # endings
 
@@ -353,6 +356,7 @@ class ServerConnection:
         self._phase = CLOSED
         self.deadline = self.server.now + self.server.limits.write_s
         if self.transport is not None:
+            self.server.flush()
             self.transport.close()
 
     def close_if_idle(self) -> bool:
@@ -393,6 +397,7 @@ class ServerConnection:
         if self.active is not None or self._queue:  # answers to earlier requests come first
             self._fault = (status, message)
             return
+        self.server.flush()
         body = error_body(status, message)
         framing = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         self.transport.write(status_line(status) + self.server.date_line + framing + body)

@@ -16,9 +16,7 @@ class ServerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_buffered_bytes: int = 512 * 1024 * 1024  # request bodies held by all connections together
     max_connections: int = 20_000
     max_pipelined: int = 16
-    # Above this the source of a stream is paused. With 0 uvloop writes at once; otherwise when all of its reads are
-    # done, which lets chunks gather and so carries more of them (benchmarks/gateway.md).
-    write_buffer_bytes: int = 128 * 1024
+    write_buffer_bytes: int = 128 * 1024  # above this the source of a stream is paused
 
 
 class ClientLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

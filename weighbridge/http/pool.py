@@ -8,6 +8,7 @@ from typing import cast
 from weighbridge.http.client_connection import IDLE, ClientConnection, Exchange, Sink
 from weighbridge.http.errors import ConnectFailed
 from weighbridge.http.limits import ClientLimits
+from weighbridge.http.loop_pass import pass_of
 from weighbridge.http.reply_head import KnownReply
 
 SWEEP_S = 0.5
@@ -35,6 +36,7 @@ class Pool:
         self._idle: list[ClientConnection] = []
         self._dials: dict[asyncio.Task[None], Exchange] = {}
         self._loop = asyncio.get_running_loop()
+        self.loop_pass = pass_of(self._loop)
         self.clock = self._loop.time
         self.now = self._loop.time()  # at most SWEEP_S old
         self._sweeper: asyncio.TimerHandle | None = None

@@ -113,10 +113,8 @@ class Responder:
         self.started = True
         self.status = status
         length = b"" if status in (204, 304) else b"content-length: %d\r\n" % len(body)
-        head = b"".join(
-            (status_line(status), self._connection.server.date_line, lines, length, self._closing(), b"\r\n")
-        )
-        self._put(head if self.request.method == "HEAD" else head + body)
+        date, body = self._connection.server.date_line, b"" if self.request.method == "HEAD" else body
+        self._put(b"".join((status_line(status), date, lines, length, self._closing(), b"\r\n", body)))
         self._finish()
 
     # streamed responses

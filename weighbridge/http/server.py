@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from weighbridge.http.connection import ServerConnection
 from weighbridge.http.limits import ServerLimits
+from weighbridge.http.loop_pass import LoopPass, pass_of
 from weighbridge.http.request import Request
 from weighbridge.http.responder import Responder
 from weighbridge.http.turns import Turns
@@ -53,6 +54,7 @@ class HttpServer:
         self.turns = Turns()
         self.on_answered: Callable[[Responder], None] | None = None
         self.refusals = 0
+        self.loop_pass: LoopPass | None = None
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -73,6 +75,7 @@ class HttpServer:
         self._loop = loop
         self.clock = loop.time
         self.now = loop.time()
+        self.loop_pass = pass_of(loop)
         self._server = await loop.create_server(
             lambda: cast(asyncio.Protocol, ServerConnection(self)),
             host,
@@ -140,6 +143,18 @@ class HttpServer:
         """A connection is gone."""
         self.connections.discard(connection)
         self._changed.set()
+
+    def write(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Writes at the end of the loop's pass; at once where no loop runs."""
+        if self.loop_pass is None:
+            transport.write(data)
+        else:
+            self.loop_pass.write(transport, data)
+
+    def flush(self) -> None:
+        """Writes what waits for the end of the pass."""
+        if self.loop_pass is not None:
+            self.loop_pass.flush()
 
     def answered(self, responder: Responder) -> None:
         """A response has ended."""

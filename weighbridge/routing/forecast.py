@@ -177,7 +177,7 @@ def forecast_terms(option: Option, cost: Cost, asked: Asked) -> Terms:
             # a share over/held of what runs must end first; lifetimes are taken as exponential
             share = min((held + fresh - cost.capacity) / max(held, 1), 0.99)
             wait += min(-math.log1p(-share) * left * td, MOST_WAIT_S)
-        kv_over = fresh + held + (busy + 1) * output - cost.capacity
+        kv_over = float(fresh + held + (busy + 1) * output - cost.capacity)
         if kv_over > 0.0:  # else not even if nobody ends
             kv_over = _peak(held, busy, stay, fresh, output) - cost.capacity
     tpot = delay = loss = 0.0

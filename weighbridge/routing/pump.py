@@ -51,7 +51,11 @@ class Pump:
         return sum(map(len, self._held.values())) + sum(map(len, self._handing_off.values()))
 
     def __bool__(self) -> bool:
-        return any(self._held.values()) or any(self._handing_off.values())
+        for queues in (self._held, self._handing_off):
+            for queue in queues.values():
+                if len(queue):
+                    return True
+        return False
 
     def held(self, model: str) -> HoldQueue | None:
         """What is held for a model."""
