@@ -5,8 +5,9 @@
 One instance and another 6 times slower in decode and 35 times in prefill, 4 requests at a time on each, one request
 every 50 ms, 128 tokens out, tier batch. *Cached*: 20 prompt tokens are left to compute. *Cold*: 516. `best split`
 tries, for every number k up to 8, the first k requests that find the fast one full on the slow one, four at a time, and
-all others on the fast one in order. Three engines: one whose sequences are light, an embedded one by its probed
-profile, and the same with decode steps a quarter longer than its profile says, as a full context makes them.
+all others on the fast one in order. Four engines: one whose sequences are light, an embedded one by its probed
+profile, the same with decode steps a quarter longer than its profile says, as a full context makes them, and the same
+by a full calibration, where a third sequence costs as much as a third and a fourth.
 """
 
 from __future__ import annotations
@@ -41,12 +42,17 @@ class Engine:
     sequence_s: float
     prefill_s: float
     longer: float = 1.0
+    kv_s: float = 0.0
+    knots: tuple[tuple[float, float], ...] = ()
+    """Seconds by number of sequences, where they are no line."""
 
     def terms(self, slow: bool, true: bool) -> StepTerms:
         decode = (DECODE if slow else 1.0) * (self.longer if true else 1.0)
         return StepTerms(
             base_s=self.base_s * decode,
             sequence_s=self.sequence_s * decode,
+            sequence_knots=tuple((count, seconds * decode) for count, seconds in self.knots),
+            kv_s=self.kv_s * decode,
             prefill_s=self.prefill_s * (PREFILL if slow else 1.0),
         )
 
@@ -55,6 +61,7 @@ ENGINES = (
     Engine("light sequences", 0.006, 0.003, 0.0025),
     Engine("as probed", 0.003352, 0.010560, 0.005547),
     Engine("probed short, run long", 0.003352, 0.010560, 0.005547, longer=1.25),
+    Engine("stairs", 0.0105, 0.0065, 0.00556, kv_s=8.6e-6, knots=((1, 0.0016), (2, 0.0138), (3, 0.026), (4, 0.0265))),
 )
 
 
