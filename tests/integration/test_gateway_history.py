@@ -12,7 +12,7 @@ ONCE_FAILED: tuple[int, ...] = ()
 
 
 @pytest.mark.parametrize("block", range(8))
-def test_histories(block: int) -> None:
+def test_histories(block: int, caplog: pytest.LogCaptureFixture) -> None:
     size = SEEDS // 8
     totals: dict[str, int] = {}
 
@@ -23,6 +23,7 @@ def test_histories(block: int) -> None:
                 totals[end] = totals.get(end, 0) + number
 
     run(main(), 100.0)
+    assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == []
     assert totals["ok"] > 20
     assert totals["error_frame"] > 5
     assert totals["cancelled"] > 5

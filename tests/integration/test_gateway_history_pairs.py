@@ -11,7 +11,7 @@ SEEDS = 12
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_histories(shape: str) -> None:
+def test_histories(shape: str, caplog: pytest.LogCaptureFixture) -> None:
     totals: dict[str, int] = {}
 
     async def main() -> None:
@@ -20,5 +20,6 @@ def test_histories(shape: str) -> None:
                 totals[end] = totals.get(end, 0) + number
 
     run(main(), 100.0)
+    assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == []
     assert totals["ok"] > 20
     assert totals["cancelled"] > 5

@@ -185,6 +185,7 @@ def check(outcomes: list[Outcome], engines: list[Engine], attempts: int) -> None
     for outcome in outcomes:
         whole = "".join(expected(outcome.word, outcome.tokens))
         assert outcome.ends == 1, f"{outcome.word} ended {outcome.ends} times"
+        assert outcome.end not in ("status_404", "status_500"), f"{outcome.word} got {outcome.end}"
         assert whole.startswith(outcome.text), f"{outcome.word} got foreign or repeated text: {outcome.text!r}"
         if outcome.end == "ok":
             assert outcome.text == whole, f"{outcome.word} succeeded with half a text"

@@ -166,7 +166,7 @@ class Admin:
             responder.send_error(404, "There is no instance of that name.", param="name")
             return
         (self._gateway.health.drain if draining else self._gateway.health.undrain)(endpoint)
-        responder.send_json(200, {"instance": endpoint.name, "draining": draining})
+        responder.send_json(200, {"instance": endpoint.name, "draining": endpoint.draining})
 
     def fleet(self) -> dict[str, Any]:
         """Every instance: configuration, ledger counters, health, last report and its age in seconds."""

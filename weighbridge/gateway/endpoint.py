@@ -47,6 +47,7 @@ class Endpoint:
         self.pool: Pool | None = None
         self.up = False
         self.draining = False
+        self.leaving = False  # draining for good
         self.generation = 0
         self.running = 0
         self.warm_limit: int | None = None

@@ -324,8 +324,8 @@ class Health:
             self._down(endpoint, state, "draining")
 
     def undrain(self, endpoint: Endpoint) -> None:
-        """Takes a drained engine back with its next good probe."""
-        endpoint.draining = False
+        """Takes a drained engine back with its next good probe, unless it is leaving the fleet."""
+        endpoint.draining = endpoint.leaving
 
     def recovery_s(self, model: str, told_s: float | None = None) -> float:
         """Seconds until an engine of a model may be back: the soonest end of an ejection, else a few probes."""

@@ -91,6 +91,10 @@ class Legs:
         flight.surface.driver.feed(PrefillFinished(request_id=flight.id))
         if self._bound is not None and not flight.ended:
             (endpoint, body), self._bound = self._bound, None
+            if flight.surface.driver.endpoints.get(endpoint.name) is not endpoint:  # taken out between the legs
+                flight.endpoint = endpoint
+                flight.attempt_failed("pool was closed")
+                return
             flight.post(endpoint, self.take(body) if params is not None else body)
 
     def _failed(self, error: ExchangeFailed | None, head: ReplyHead | None, body: bytes) -> None:

@@ -35,6 +35,7 @@ class Membership:
         self._drain_s = drain_s
         self._wanted: dict[str, Endpoint | None] = {}
         self._leaving: dict[str, asyncio.Task[bool]] = {}
+        self._tasks: set[asyncio.Task[bool]] = set()  # those that leave, and those whose connections are being closed
 
     def endpoint(self, settings: InstanceSettings, client: ClientLimits) -> Endpoint:
         """Checks the settings of an engine without adding it. Raises ConfigError or ProfileError."""
@@ -59,10 +60,9 @@ class Membership:
 
     async def stop(self) -> None:
         """Gives up what is still draining."""
-        tasks = list(self._leaving.values())
-        for task in tasks:
+        for task in self._leaving.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _join(self, endpoint: Endpoint) -> None:
         known = self._driver.router.fleet.instances.get(endpoint.name)
@@ -77,10 +77,14 @@ class Membership:
         self._wanted[name] = successor
         task = self._leaving.get(name)
         if task is None:
-            self._health.drain(self._driver.endpoints[name])  # at once: nothing more is sent there from here on
+            endpoint = self._driver.endpoints[name]
+            self._health.drain(endpoint)  # at once: nothing more is sent there from here on
+            endpoint.leaving = True
             limit_s = self._drain_s() if timeout_s is None else timeout_s
             task = asyncio.get_running_loop().create_task(self._take_out(name, limit_s))
             self._leaving[name] = task
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         return task
 
     async def _take_out(self, name: str, timeout_s: float) -> bool:
@@ -93,14 +97,14 @@ class Membership:
             await self._kv.remove(endpoint)
             del self._driver.endpoints[name]
             self._driver.fleet_version += 1
-            if endpoint.pool is not None:
-                await endpoint.pool.close()
         finally:
             del self._leaving[name]
             successor = self._wanted.pop(name)
         log.info("instance %s is removed%s", name, "" if ended else "; what still ran there was given up")
         if successor is not None:
-            self._join(successor)
+            self._join(successor)  # in the same step: to clients its models are never unknown
+        if endpoint.pool is not None:
+            await endpoint.pool.close()
         return ended
 
 
