@@ -5,8 +5,6 @@ Longer than 400 lines because the parser's callbacks, the phases they move betwe
 llhttp refuses Content-Length beside Transfer-Encoding, duplicate or malformed lengths, obs-fold, bare CR or LF and
 malformed chunks. Here in addition: any transfer coding but `chunked`, HTTP/1.0 with chunks, a missing or second
 Host, CONNECT, caps on the head, the body and the number of headers, and a deadline for each part.
-
-Longer than 400 lines because the states of one connection, and what guards each of them, belong together.
 """
 
 import asyncio
