@@ -155,12 +155,12 @@ class Health:
 
     async def _learn(self, endpoint: Endpoint) -> None:
         replies = await self._get_all(endpoint, endpoint.adapter.facts_paths)
-        facts = endpoint.adapter.facts(replies)
-        if facts != endpoint.facts:
-            self._driver.fleet_version += 1
-        endpoint.facts = facts
+        known = endpoint.facts, endpoint.ranks
+        endpoint.facts = endpoint.adapter.facts(replies)
         if endpoint.transfer == "mooncake" and endpoint.settings.role == "prefill":
             endpoint.ranks = await self._ranks(endpoint)
+        if known != (endpoint.facts, endpoint.ranks):
+            self._driver.fleet_version += 1
 
     async def _ranks(self, endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
         """The engine ids that a Mooncake prefill engine's bootstrap server tells; none while it does not answer."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -32,6 +31,7 @@ from weighbridge.gateway.desk import Desk
 from weighbridge.gateway.endpoint import Endpoint
 from weighbridge.gateway.records import DecisionRecord
 from weighbridge.gateway.refusal import send_request_error
+from weighbridge.gateway.relays.link import Link
 from weighbridge.gateway.relays.quotas import RelayQuotas
 from weighbridge.gateway.relays.wire import Arrived, Ended, Refused, Runs, Stop, Taken, Went
 from weighbridge.gateway.stats import Stats
@@ -57,9 +57,9 @@ class _Case:
 
 
 class RelayDesk(Desk):
-    """`send` takes messages to the Router's process, `post` those that may be a moment late, both in one order."""
+    """Messages to the Router's process go over `link`, in one order."""
 
-    def __init__(self, stats: Stats, start_s: float, send: Callable[[Any], None], post: Callable[[Any], None]) -> None:
+    def __init__(self, stats: Stats, start_s: float, link: Link) -> None:
         endpoints: dict[str, Endpoint] = {}
         super().__init__(endpoints, stats, start_s)
         self.quotas = RelayQuotas()
@@ -69,8 +69,7 @@ class RelayDesk(Desk):
         self.gave_up = False
         """No Router came in time: requests that need one are refused until one is there."""
         self.ends_forgotten = 0
-        self._send = send
-        self._post = post
+        self._link = link
         self._cases: dict[str, _Case] = {}
         self._ends: deque[tuple[Runs, Ended]] = deque()
 
@@ -89,13 +88,13 @@ class RelayDesk(Desk):
                 self._ended(event)
         elif isinstance(event, TokensProgressed):
             if self.connected and not self.full:  # the next one tells the same and more
-                self._post(Went(event))
+                self._link.report(Went(event))
         elif not self.connected:
             return
         elif isinstance(event, FirstToken):
-            self._post(Went(event))
+            self._link.report(Went(event))
         elif isinstance(event, PrefillFinished):  # its decode leg waits for the answer
-            self._send(Went(event))
+            self._link.send(Went(event))
 
     # events
 
@@ -113,14 +112,14 @@ class RelayDesk(Desk):
     def _ask(self, case: _Case) -> None:
         flight = case.flight
         case.order = None
-        self._send(Arrived(flight.routed, self.quotas.key_of(flight.id), case.explain))
+        self._link.send(Arrived(flight.routed, self.quotas.key_of(flight.id), case.explain))
 
     def _failed(self, event: RequestFailed) -> None:
         case = self._cases[event.request_id]
         case.order = None
         if self.connected:
             outcome = None if case.record is None else case.record.outcome
-            self._send(Ended(event, outcome))
+            self._link.send(Ended(event, outcome))
         elif self.gave_up:
             self._reject(case, "no_router")
 
@@ -130,7 +129,7 @@ class RelayDesk(Desk):
             return
         message = Ended(event, None if case.record is None else case.record.outcome)
         if self.connected:
-            self._post(message)
+            self._link.post(message)
             return
         self._remember(case, message)
 
@@ -231,10 +230,10 @@ class RelayDesk(Desk):
         self.connected, self.gave_up = True, False
         while self._ends:
             for message in self._ends.popleft():
-                self._send(message)
+                self._link.send(message)
         for case in list(self._cases.values()):
             if self._goes_on(case):
-                self._send(self._runs(case))
+                self._link.send(self._runs(case))
             else:
                 self._withdraw(case)
                 self._ask(case)

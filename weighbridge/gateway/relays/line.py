@@ -86,6 +86,8 @@ class Line:
 
     def data_received(self, data: bytes) -> None:
         """Messages, cut anywhere."""
+        if self._transport is None:
+            return  # cut off
         handlers = self._handlers
         try:
             for body in self._splitter.feed(data):
@@ -117,7 +119,11 @@ class Line:
         """The connection closes."""
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The relay is gone, and with it the connections of its clients and to engines: its requests have ended."""
+        """The relay is gone, and with it the connections of its clients and to engines."""
+        self.over()
+
+    def over(self) -> None:
+        """All requests of this connection have ended; nothing of it counts any more."""
         self._transport = None
         self._out.clear()
         self.hub.left(self)
@@ -153,9 +159,10 @@ class Line:
             self._transport.write(frames(out))
 
     def cut(self) -> None:
-        """Ends the connection."""
+        """Ends the connection, and at once what came over it: the relay may be back before its end is noticed."""
         if self._transport is not None:
             self._transport.abort()
+            self.over()
 
     def forget(self, flight: RemoteFlight, used_tokens: int) -> None:
         """A request leaves the books."""
@@ -197,7 +204,7 @@ class Line:
     def _runs(self, message: Runs) -> None:
         self._asked = True
         event = message.event
-        if event.request.id in self.driver.flights:  # cut off and back before its end was noticed
+        if event.request.id in self.driver.flights:  # the same id on two relays while there was no Router
             log.error("relay %d has request %s, which is live elsewhere", self.relay, event.request.id)
             return
         flight = RemoteFlight(self, event.request, explain=message.explain)

@@ -14,8 +14,8 @@ from weighbridge.gateway.relays.wire import Splitter, decode_down, frames
 
 log = logging.getLogger("weighbridge.gateway.relays")
 AGAIN_S = 0.05
-POST_S = 0.002
-"""Ends and progress may be this late: under load they then travel with the next arrival, at no cost of their own."""
+POST_S = 0.004
+"""Ends may be this late: under load they then travel with the next arrival, at no cost of their own."""
 UNSENT_BYTES = 4 * 1024 * 1024
 """Beyond this the Router's process is thought to have stopped reading, and new requests are refused."""
 
@@ -45,6 +45,7 @@ class Link:
         self._splitter = Splitter()
         self._out: list[Any] = []
         self._posted = 0
+        self._reporting = False
         self._asking = False
         """An answer is due: the Router's process answers every frame that somebody waits for."""
         self._timer: asyncio.TimerHandle | None = None
@@ -75,6 +76,16 @@ class Link:
             asyncio.get_running_loop().call_soon(self.flush)
         self._out.append(message)
 
+    def report(self, message: Any) -> None:
+        """Takes a message that nobody waits for, but that tells when something happened: it goes at once."""
+        if self._transport is None:
+            return
+        if not self._reporting:
+            self._reporting = True
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._out.append(message)
+        self._posted += 1
+
     def post(self, message: Any) -> None:
         """Takes a message that nobody waits for: it goes with the next one, or within `POST_S`."""
         if self._transport is None:
@@ -92,6 +103,7 @@ class Link:
     def flush(self) -> None:
         """Writes what waits."""
         self._posted = 0
+        self._reporting = False
         if self._out and self._transport is not None:
             out, self._out = self._out, []
             self._transport.write(frames(out))
@@ -142,7 +154,7 @@ class Link:
         self._transport = None
         self._out.clear()
         self._posted = 0
-        self._asking = False
+        self._asking = self._reporting = False
         if not self._stopped:
             self._on_lost()
             self.start()

@@ -45,7 +45,7 @@ class Relay:
         self.draining = False
         self._environment = os.environ if environment is None else environment
         self.link = Link(Path(options.socket), self._open, self._message, self._lost, self._full)
-        self.desk = RelayDesk(self.stats, options.start_s, self.link.send, self.link.post)
+        self.desk = RelayDesk(self.stats, options.start_s, self.link)
         self.surface: Surface | None = None
         self.server: HttpServer | None = None
         self.guard = LoopGuard(1.0)
