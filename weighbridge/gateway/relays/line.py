@@ -38,6 +38,7 @@ from weighbridge.gateway.relays.wire import (
     decode_up,
     frames,
 )
+from weighbridge.http.loop_pass import pass_of
 
 if TYPE_CHECKING:
     from weighbridge.gateway.relays.hub import Hub
@@ -144,7 +145,7 @@ class Line:
     def send(self, message: Any) -> None:
         """Takes a message; all of one pass of the event loop go out together."""
         if not self._out:
-            asyncio.get_running_loop().call_soon(self.flush)
+            pass_of(asyncio.get_running_loop()).later(self.flush)
         self._out.append(message)
 
     def flush(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import msgspec
 
 from weighbridge.gateway.relays.wire import Splitter, decode_down, frames
+from weighbridge.http.loop_pass import pass_of
 
 log = logging.getLogger("weighbridge.gateway.relays")
 AGAIN_S = 0.05
@@ -73,7 +74,7 @@ class Link:
             return
         if len(self._out) == self._posted and not self._asking:  # nothing but what nobody waits for
             self._asking = True
-            asyncio.get_running_loop().call_soon(self.flush)
+            pass_of(asyncio.get_running_loop()).later(self.flush)
         self._out.append(message)
 
     def report(self, message: Any) -> None:
@@ -82,7 +83,7 @@ class Link:
             return
         if not self._reporting:
             self._reporting = True
-            asyncio.get_running_loop().call_soon(self.flush)
+            pass_of(asyncio.get_running_loop()).later(self.flush)
         self._out.append(message)
         self._posted += 1
 
