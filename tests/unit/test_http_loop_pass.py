@@ -9,6 +9,7 @@ from tests.support.gateway import answer, chat, front, whole
 from tests.support.loop import run
 from tests.support.upstream import FakeUpstream
 from weighbridge.core.errors import PolicyError
+from weighbridge.http import HttpServer, Request, Responder
 from weighbridge.http.loop_pass import MOST_BYTES, pass_of
 from weighbridge.routing.policy import Choice, View
 
@@ -67,6 +68,34 @@ def test_who_writes_without_a_pause_does_not_wait_for_the_end() -> None:
         at_end.write(transport, b"x")  # type: ignore[arg-type]
         assert len(log) == 3
 
+    run(main())
+
+
+def test_a_stream_is_written_at_once_and_never_before_what_waits_on_its_connection() -> None:
+    def handler(request: Request, responder: Responder) -> None:
+        if request.path == "/whole":
+            responder.send(200, b"whole")
+        else:
+            responder.start_sse()
+            responder.write(b"data: a\n\n")
+            written.append(pass_of(asyncio.get_running_loop()).number)
+            responder.end(b"data: b\n\n")
+
+    async def main() -> None:
+        server = HttpServer(handler)
+        await server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        asks = [b"GET /%b HTTP/1.1\r\nhost: h\r\n\r\n" % path for path in (b"whole", b"stream", b"whole", b"whole")]
+        writer.write(b"".join(asks[:3]) + asks[3].replace(b"host", b"connection: close\r\nhost"))
+        got = await reader.read()
+        pieces = [got.index(b"whole"), got.index(b"data: a"), got.index(b"data: b"), got.rindex(b"whole")]
+        assert pieces == sorted(pieces)
+        assert got.count(b"HTTP/1.1 200") == 4
+        assert written == [2], "the answer that waited was written first, and the stream did not wait"
+        writer.close()
+        await server.stop()
+
+    written: list[int] = []
     run(main())
 
 

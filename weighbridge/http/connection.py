@@ -58,6 +58,7 @@ class ServerConnection:
         "_peer",
         "_phase",
         "_pumping",
+        "_put_in",
         "_queue",
         "_read",
         "_request",
@@ -81,6 +82,7 @@ class ServerConnection:
         self._phase = AWAIT
         self._queue: deque[Request] = deque()
         self._pumping = False
+        self._put_in = 0
         self._fault: tuple[int, str] | None = None
         self._head_bytes = 0
         self._paused_size = -1
@@ -337,10 +339,20 @@ class ServerConnection:
         elif self._phase == LINGER and self._fault is not None:
             self._refuse(*self._fault)
 
-    def put(self, data: bytes) -> None:
-        """Writes response bytes, already framed."""
-        if self.transport is not None:
-            self.server.write(self.transport, data)
+    def put(self, data: bytes, at_once: bool = False) -> None:
+        """Writes response bytes, already framed: at the end of the loop's pass, or at once what somebody waits for."""
+        transport, current = self.transport, self.server.loop_pass
+        if transport is None:
+            return
+        if current is None:
+            transport.write(data)
+        elif at_once:
+            if self._put_in == current.number:
+                current.flush()
+            transport.write(data)
+        else:
+            self._put_in = current.number
+            current.write(transport, data)
 
     # endings
 

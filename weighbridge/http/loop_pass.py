@@ -14,11 +14,13 @@ MOST_BYTES = 256 * 1024
 
 
 class LoopPass:
-    """Of one event loop; see `pass_of`. Data for one transport keeps its order."""
+    """Of one event loop; see `pass_of`. Data for one transport keeps its order. `number` grows with each flush: what
+    was written under an older one has left."""
 
-    __slots__ = ("_bytes", "_due", "_works", "_writes")
+    __slots__ = ("_bytes", "_due", "_works", "_writes", "number")
 
     def __init__(self) -> None:
+        self.number = 1
         self._due = False
         self._bytes = 0
         self._works: list[Callable[[], None]] = []
@@ -42,6 +44,7 @@ class LoopPass:
         """Writes now what waits."""
         writes = self._writes
         self._writes, self._bytes = [], 0
+        self.number += 1
         for transport, data in writes:
             if not transport.is_closing():
                 transport.write(data)

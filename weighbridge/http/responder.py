@@ -114,7 +114,7 @@ class Responder:
         self.status = status
         length = b"" if status in (204, 304) else b"content-length: %d\r\n" % len(body)
         date, body = self._connection.server.date_line, b"" if self.request.method == "HEAD" else body
-        self._put(b"".join((status_line(status), date, lines, length, self._closing(), b"\r\n", body)))
+        self._connection.put(b"".join((status_line(status), date, lines, length, self._closing(), b"\r\n", body)))
         self._finish()
 
     # streamed responses
@@ -153,14 +153,14 @@ class Responder:
             framing = b""
             self.request.keep_alive = False
         head = (status_line(status), self._connection.server.date_line, lines, framing, self._closing(), b"\r\n", data)
-        self._put(b"".join(head))
+        self._connection.put(b"".join(head), at_once=True)
 
     def write(self, data: bytes) -> None:
         """Body bytes; they leave at once, as one chunk."""
         if not data or self.disconnected or self.finished:
             return
         self.written_bytes += len(data)
-        self._put(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+        self._connection.put(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data, at_once=True)
 
     def end(self, data: bytes = b"") -> None:
         """The end of the body, after a last piece of it."""
@@ -170,7 +170,7 @@ class Responder:
             self.written_bytes += len(data)
             data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
         if data:
-            self._put(data)
+            self._connection.put(data, at_once=True)
         self._finish()
 
     def abort(self) -> None:
@@ -222,9 +222,6 @@ class Responder:
             self.on_resume()
 
     # inside
-
-    def _put(self, data: bytes) -> None:
-        self._connection.put(data)
 
     def _closing(self) -> bytes:
         if self._connection.server.draining:

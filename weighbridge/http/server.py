@@ -144,13 +144,6 @@ class HttpServer:
         self.connections.discard(connection)
         self._changed.set()
 
-    def write(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Writes at the end of the loop's pass; at once where no loop runs."""
-        if self.loop_pass is None:
-            transport.write(data)
-        else:
-            self.loop_pass.write(transport, data)
-
     def flush(self) -> None:
         """Writes what waits for the end of the pass."""
         if self.loop_pass is not None:
