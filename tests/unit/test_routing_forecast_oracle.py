@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from tests.support.compiled import interpreted
 from weighbridge.core.actions import Dispatch
 from weighbridge.core.instance import InstanceSpec, Limits, StepTerms
 from weighbridge.core.request import Request, Tier
@@ -132,6 +133,7 @@ def test_the_sums_give_what_adding_up_gives(seed: int) -> None:
             assert got == pytest.approx(obvious(instance, cost, asked, tier, output, now), rel=1e-9, abs=1e-4)
 
 
+@interpreted
 @pytest.mark.parametrize("name", ["8/mixed", "2P+4D/mixed", "8/chat"])
 def test_nothing_kept_between_forecasts_changes_a_decision(name: str) -> None:
     """The same run with every standing thrown away before each event: the same requests go to the same places."""
