@@ -7,6 +7,7 @@ come in.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -37,7 +38,8 @@ class _Process:
         self.gateway = Gateway(options.settings, start_s=options.start_s)
         self.over = asyncio.Event()
         self.heed = Heed(self._on_order)
-        self.heed.on_orphaned = self.over.set
+        self.heed.on_orphaned = self._on_orphaned
+        self._orphaned = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking: list[asyncio.Future[list[str]]] = []
         self.gateway.on_reload = self._ask_reload
@@ -64,6 +66,19 @@ class _Process:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.gateway.stop()
+        if self._orphaned:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """What the supervisor cannot do any more."""
+        socket = Path(self.options.socket)
+        with contextlib.suppress(OSError):
+            socket.unlink(missing_ok=True)
+            socket.parent.rmdir()
+
+    def _on_orphaned(self) -> None:
+        self._orphaned = True
+        self.over.set()
 
     def _keep(self, work: object) -> None:
         task = asyncio.ensure_future(work)  # type: ignore[call-overload]

@@ -192,6 +192,9 @@ def _announce(serving: Serving, as_json: bool, console: object) -> None:
     console.print(f"\nReady in {ready['start_s']:.1f} s. Policy: {ready['policy']}. Event log: {ready['data_dir']}")
     console.print(f"  OpenAI API  {ready['url']}/v1")
     console.print(f"  Admin       {ready['admin']}/fleet  /decisions?last=10  /metrics")
+    if "relay_pids" in ready:
+        pids = ", ".join(str(pid) for pid in ready["relay_pids"])
+        console.print(f"  Processes   relays {pids}; Router {ready['router_pid']}")
     if ready["dashboard"]:
         console.print(f"  Dashboard   {ready['dashboard']}")
     elif serving.dashboard_error:
