@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from weighbridge.scheduling.prefix_cache import PrefixCache, PrefixCacheConfig, Saved
@@ -96,6 +96,14 @@ class Slots:
     cancel=st.integers(0, 20),
     preemption=st.sampled_from(["swap", "recompute"]),
     spaces=st.booleans(),
+)
+@example(  # one is swapped in and another starts with the same prefix in the same step
+    rows=[*[([0], 1, 0)] * 7, ([0], 3, 0), ([1, 0], 1, 1), ([0], 2, 0), ([1], 1, 1), ([0], 1, 0)],
+    gaps=[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 3, 0, 0, 0],
+    saved_tokens=0,
+    cancel=0,
+    preemption="swap",
+    spaces=False,
 )
 def test_every_sequence_computes_on_its_own_prefix(rows, gaps, saved_tokens, cancel, preemption, spaces) -> None:
     cache = PrefixCache(PrefixCacheConfig(saved_tokens, min_copy_tokens=2, min_wait_tokens=4, min_save_tokens=4))

@@ -7,12 +7,14 @@ import pytest
 from weighbridge.core.errors import ConfigError
 from weighbridge.dashboard.guard import Guard, is_loopback
 from weighbridge.http import Request
+from weighbridge.http.request import Head
 
 TOKEN = "a-token-of-some-length"
 
 
 def request(**headers: str) -> Request:
-    return Request("GET", b"/", [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()])
+    rows = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
+    return Request(Head("GET", b"/", rows), 0.0)
 
 
 def test_only_loopback_goes_without_a_token() -> None:

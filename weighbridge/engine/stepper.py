@@ -109,6 +109,11 @@ class Stepper:
             if not self._restore(slot, source, placement.tokens):
                 return False
         elif source is not None and source != slot:
+            held = self._runner.length(source)
+            if held < placement.tokens:  # never while the books are right, and a wrong answer when they are not
+                log.error("slot %d holds %d tokens instead of %d", source, held, placement.tokens)
+                self._runner.trim(slot, 0)
+                return False
             data = self._runner.save(source, self._buffers)
             self._runner.restore(slot, data)
             self._buffers.give_back(data)

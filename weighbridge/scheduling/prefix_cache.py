@@ -63,6 +63,7 @@ class PrefixCache:
         self.lookup_s = 0.0
         self._tree = RadixTree()
         self._running: dict[int, Sequence] = {}
+        self._returning: set[int] = set()  # slots of running ones whose own KV comes back only after all placements
         self._resident: dict[int, int] = {}  # slot -> tick of last use
         self._saved: dict[Saved, int] = {}  # in order of last use -> tokens
         self._pinned: set[Saved] = set()
@@ -80,6 +81,10 @@ class PrefixCache:
     def resident_tokens(self) -> int:
         """Tokens that free slots still hold."""
         return sum(self._tree.length(slot) for slot in self._resident)
+
+    def settled(self) -> None:
+        """The last step's placements and restores are done: what came back from outside is there for others."""
+        self._returning.clear()
 
     def reusable(self, tokens: Seq[int], namespace: str) -> int:
         """Prompt tokens that are computed and could be taken over now."""
@@ -115,12 +120,15 @@ class PrefixCache:
         return self._take(seq, slot, source, best)
 
     def place_restored(self, seq: Sequence, free_slots: Seq[int]) -> Placement:
-        """A slot for a sequence whose own KV comes back from outside."""
-        return self._take(seq, self._choose_slot(free_slots, None, 0), None, 0)
+        """A slot for a sequence whose own KV comes back from outside, after all placements of its step."""
+        placement = self._take(seq, self._choose_slot(free_slots, None, 0), None, 0)
+        self._returning.add(placement.slot)
+        return placement
 
     def release(self, slot: int, seq: Sequence) -> None:
         """A sequence leaves its slot; what it has computed stays there for others."""
         self._running.pop(slot, None)
+        self._returning.discard(slot)
         tokens = seq.tokens
         if tokens is None or seq.computed_tokens == 0:
             self.discard(slot)
@@ -161,6 +169,7 @@ class PrefixCache:
         """A slot's content is worth nothing any more."""
         self._say(slot, (), "")
         self._running.pop(slot, None)
+        self._returning.discard(slot)
         self._resident.pop(slot, None)
         self._tree.remove(slot)
 
@@ -176,7 +185,9 @@ class PrefixCache:
     def _ready(self, holder: object, common: int) -> int:
         """Computed tokens among those that a holder shares."""
         running = self._running.get(holder) if isinstance(holder, int) else None
-        return common if running is None else min(common, running.computed_tokens)
+        if running is None:
+            return common
+        return 0 if holder in self._returning else min(common, running.computed_tokens)
 
     def _should_wait(self, seq: Sequence, shared: dict[object, int], best: int, limit: int) -> bool:
         """Whether a running sequence of no lesser urgency is about to have a much longer prefix ready."""

@@ -144,6 +144,8 @@ class Scheduler:
     def schedule(self, now_s: float) -> Batch | None:
         """The next step, or None when there is nothing to compute."""
         assert self._in_flight is None, "the last batch was not completed"
+        if self.prefixes is not None:
+            self.prefixes.settled()
         batch = Batch([], [], [], [])
         if self.config.preempt_priority:
             self._preempt_for_priority(batch)
