@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.gateway import answer, chat, front, instance, text_of
 from tests.support.loop import run, until
+from tests.support.pairs import PARAMS
 from tests.support.upstream import Call, FakeUpstream
 from tests.unit.test_gateway_membership import Gate
-from tests.unit.test_gateway_pairs import PARAMS
 from weighbridge.http import ClientLimits
 from weighbridge.http.pool import Pool
 from weighbridge.routing.router import RouterSettings

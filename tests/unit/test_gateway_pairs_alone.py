@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.gateway import Front, answer, chat, front, instance, text_of
 from tests.support.loop import run, until
+from tests.support.pairs import Mooncake, mooncake, pair, prefill
 from tests.support.upstream import Call, FakeUpstream, Script
-from tests.unit.test_gateway_pairs import Mooncake, mooncake, pair, prefill
 from weighbridge.gateway.settings import HealthSettings
 from weighbridge.routing.router import RouterSettings
 

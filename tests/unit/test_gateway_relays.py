@@ -3,125 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.compiled import interpreted
-from tests.support.gateway import DONE, QUICK, ROLE, Front, answer, chat, frame, instance, text_of
+from tests.support.gateway import answer, chat, instance, text_of
 from tests.support.loop import until
+from tests.support.relays import KEYS, Gate, pair
 from tests.support.upstream import Call, FakeUpstream
 from weighbridge.core.errors import ConfigError
 from weighbridge.core.events import RequestArrived
 from weighbridge.core.request import Tier
 from weighbridge.gateway import Gateway, GatewaySettings, KeySettings
-from weighbridge.gateway.relays.options import RelayOptions
-from weighbridge.gateway.relays.relay import Relay
 from weighbridge.gateway.relays.wire import Stop
-from weighbridge.http import ExchangeFailed, HttpClient
+from weighbridge.http import ExchangeFailed
 from weighbridge.routing.router import RouterSettings
 from weighbridge.selection.settings import SelectionSettings
-
-KEYS = (KeySettings(sha256=hashlib.sha256(b"k").hexdigest(), tenant="t", tokens_per_minute=60),)
-
-
-class Pair:
-    """One Router's process and its relays, in this process; `router` may be replaced."""
-
-    def __init__(self, settings: GatewaySettings, folder: Path) -> None:
-        self.settings = settings
-        self.path = folder / "router.sock"
-        self.start_s = time.monotonic()
-        self.client = HttpClient()
-        self.relays: list[Relay] = []
-        self.router: Gateway | None = None
-
-    async def open_router(self) -> Gateway:
-        self.router = router = Gateway(self.settings, {}, start_s=self.start_s)
-        await router.start()
-        assert await router.wait_ready(5.0, [i.name for i in self.settings.instances])
-        assert router.hub is not None
-        await router.hub.listen(self.path)
-        return router
-
-    async def open_relay(self) -> Relay:
-        options = RelayOptions(
-            number=len(self.relays) + 1, socket=str(self.path), host="127.0.0.1", port=0, start_s=self.start_s
-        )
-        relay = Relay(options, {})
-        self.relays.append(relay)
-        await relay.start()
-        return relay
-
-    async def post(self, body: bytes | None = None, relay: int = 0, **headers: str) -> Any:
-        server = self.relays[relay].server
-        assert server is not None
-        url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
-        pairs = [("authorization", "Bearer k"), *((k.replace("_", "-"), v) for k, v in headers.items())]
-        return await self.client.request("POST", url, body=body or chat(), headers=pairs, timeout_s=20.0)
-
-    async def die(self) -> None:
-        """The Router's process is gone from one moment to the next."""
-        router = self.router
-        assert router is not None
-        router.driver.writer = None
-        await router.stop()
-        await until(lambda: not any(relay.desk.connected for relay in self.relays))
-
-    def assert_idle(self) -> None:
-        assert self.router is not None
-        Front(self.router, self.client).assert_idle()
-        for relay in self.relays:
-            assert relay.desk.flights == {}
-            assert relay.desk._cases == {}
-            assert [e.running for e in relay.desk.endpoints.values() if e.running] == []
-
-
-@contextlib.asynccontextmanager
-async def pair(folder: Path, *upstreams: FakeUpstream, relays: int = 1, **fields: Any) -> AsyncIterator[Pair]:
-    per = fields.pop("per", [{}] * len(upstreams))
-    settings = GatewaySettings(
-        relays=relays,
-        admin_port=0,
-        health=QUICK,
-        router=fields.pop("router", RouterSettings(policy="least_requests")),
-        instances=tuple(instance(u, f"i{n}", **per[n]) for n, u in enumerate(upstreams)),
-        **fields,
-    )
-    made = Pair(settings, folder)
-    try:
-        await made.open_router()
-        for _ in range(relays):
-            await made.open_relay()
-        yield made
-    finally:
-        await made.client.close()
-        for relay in made.relays:
-            await relay.stop()
-        if made.router is not None:
-            await made.router.stop()
-
-
-class Gate:
-    """An engine whose streams stop after one token until `open` is set."""
-
-    def __init__(self) -> None:
-        self.open = asyncio.Event()
-
-    async def __call__(self, call: Call) -> None:
-        await call.sse_head()
-        await call.chunk(ROLE)
-        await call.chunk(frame("a"))
-        await self.open.wait()
-        for data in (frame("b"), frame("c"), frame(finish="stop"), DONE):
-            await call.chunk(data)
-        await call.last_chunk()
 
 
 def test_without_a_router_requests_wait_and_then_are_refused_with_a_time_to_return(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from tests.support.compiled import interpreted
 from tests.support.gateway import DONE, ROLE, chat, data_of, frame, text_of
 from tests.support.loop import run as run_loop
 from tests.support.loop import until
+from tests.support.relays import Pair, pair
 from tests.support.upstream import Call, FakeUpstream
-from tests.unit.test_gateway_relays import Pair, pair
 from weighbridge.core.actions import Reject
 from weighbridge.core.event_log import Entry
 from weighbridge.core.events import RequestAdopted, RequestArrived, RequestCancelled, RequestFailed, RequestFinished

@@ -11,9 +11,9 @@ import pytest
 
 from tests.support.gateway import answer, chat, text_of
 from tests.support.loop import until
+from tests.support.pairs import prefill
+from tests.support.relays import pair
 from tests.support.upstream import Call, FakeUpstream
-from tests.unit.test_gateway_pairs import prefill
-from tests.unit.test_gateway_relays import pair
 from weighbridge.routing.router import RouterSettings
 
 ROLES = [{"role": "prefill", "kind": "vllm"}, {"role": "decode", "kind": "vllm"}]
