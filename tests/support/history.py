@@ -20,9 +20,10 @@ from weighbridge.gateway.settings import HealthSettings
 from weighbridge.http import ClientLimits, ExchangeFailed, SseParser
 from weighbridge.routing.router import RouterSettings
 
-POLICIES = ("least_tokens", "round_robin", "least_requests", "work", "power_of_two")
+POLICIES = ("least_tokens", "round_robin", "least_requests", "work", "power_of_two", "calibrated")
 FATES = ("ok", "ok", "ok", "ok", "reset_before", "eof_before", "500", "503", "429", "400", "head_then_eof", "reset_mid")
 MORE_FATES = ("eof_mid", "half_frame", "bad_chunk", "slow", "error_frame", "no_done", "wrong_length", "stall")
+STOPS = ("half_close", "stops", "stops_for_good")
 
 
 def expected(word: str, tokens: int) -> list[str]:
@@ -35,12 +36,13 @@ class Engine:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.executions: dict[str, int] = {}
+        self.failing = False
 
     async def __call__(self, call: Call) -> None:
         body = json.loads(call.body)
         word = body["messages"][0]["content"]
         self.executions[word] = self.executions.get(word, 0) + 1
-        fate = self.rng.choice(FATES + MORE_FATES)
+        fate = "503" if self.failing else self.rng.choice(FATES + MORE_FATES + STOPS)
         try:
             await self.answer(call, body, word, fate)
         except ConnectionError:
@@ -65,17 +67,33 @@ class Engine:
         else:
             await self.whole(call, tokens, fate)
 
+    async def stop(self, call: Call, fate: str) -> None:
+        """Says nothing more: with a half-closed connection, or as a process that is stopped, until it is killed."""
+        if fate == "half_close":
+            await call.half_close()
+            return
+        try:
+            await call.wait_closed(0.2)
+        except TimeoutError:
+            call.reset()
+
     async def whole(self, call: Call, tokens: list[str], fate: str) -> None:
         usage = {"prompt_tokens": 5, "completion_tokens": len(tokens), "total_tokens": 5 + len(tokens)}
         choice = {"index": 0, "message": {"role": "assistant", "content": "".join(tokens)}, "finish_reason": "stop"}
         data = json.dumps({"choices": [choice], "usage": usage}).encode()
-        if fate in ("reset_mid", "eof_mid", "half_frame", "wrong_length", "head_then_eof"):
+        if fate in ("reset_mid", "eof_mid", "half_frame", "wrong_length", "head_then_eof", *STOPS):
             await call.write(
                 b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data)
             )
             if fate != "head_then_eof":
                 await call.write(data[: len(data) // 2])
-            call.reset() if fate == "reset_mid" else call.close()
+            if fate == "stops":
+                await asyncio.sleep(0.05)
+                await call.write(data[len(data) // 2 :])
+            elif fate in STOPS:
+                await self.stop(call, fate)
+            else:
+                call.reset() if fate == "reset_mid" else call.close()
         elif fate == "bad_chunk":
             await call.write(b'HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{"cho\r\nzz\r\n')
             call.close()
@@ -87,7 +105,7 @@ class Engine:
         if fate == "head_then_eof":
             call.close()
             return
-        stop = self.rng.randrange(len(tokens) + 1) if fate not in ("ok", "slow", "no_done") else len(tokens)
+        stop = self.rng.randrange(len(tokens) + 1) if fate not in ("ok", "slow", "no_done", "stops") else len(tokens)
         for token in tokens[:stop]:
             choice = {"index": 0, "delta": {"content": token}, "finish_reason": None}
             data = b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
@@ -97,9 +115,11 @@ class Engine:
             else:
                 await call.chunk(data)
             if self.rng.random() < 0.3:
-                await asyncio.sleep(self.rng.random() * 0.002)
+                await asyncio.sleep(self.rng.random() * (0.05 if fate == "stops" else 0.002))
         if fate == "reset_mid":
             call.reset()
+        elif fate in ("half_close", "stops_for_good"):
+            await self.stop(call, fate)
         elif fate in ("eof_mid", "wrong_length"):
             call.close()
         elif fate == "half_frame":
@@ -242,6 +262,17 @@ async def drain(f: Front, rng: random.Random, upstreams: list[FakeUpstream]) -> 
         f.gateway.health.undrain(endpoint)
 
 
+async def burst(f: Front, rng: random.Random, upstreams: list[FakeUpstream]) -> None:
+    """Every engine answers 503 for a while."""
+    await asyncio.sleep(rng.random() * 0.02)
+    engines = [u.script for u in upstreams if isinstance(u.script, Engine)]
+    for engine in engines:
+        engine.failing = True
+    await asyncio.sleep(rng.random() * 0.03)
+    for engine in engines:
+        engine.failing = False
+
+
 async def kill(f: Front, rng: random.Random, upstreams: list[FakeUpstream]) -> None:
     """Kills an engine and brings it back, unless its port has been given away for good."""
     await asyncio.sleep(rng.random() * 0.03)
@@ -293,5 +324,5 @@ async def restart(f: Front, rng: random.Random, upstreams: list[FakeUpstream]) -
         await f.gateway.start()
 
 
-TROUBLE = {"drain": drain, "kill": kill, "reload": reload, "restart": restart}
+TROUBLE = {"burst": burst, "drain": drain, "kill": kill, "reload": reload, "restart": restart}
 TROUBLES = tuple(TROUBLE)

@@ -80,6 +80,15 @@ class Call:
         self.keep_alive = False
         self._writer.close()
 
+    async def half_close(self) -> None:
+        """Ends its own direction only, and reads on for a while."""
+        self.keep_alive = False
+        self._writer.write_eof()
+        try:
+            await self.wait_closed(0.2)
+        except TimeoutError:
+            self.reset()
+
     def reset(self) -> None:
         """Ends the connection with a RST."""
         self.keep_alive = False

@@ -96,7 +96,7 @@ def test_the_newer_budget_name_wins() -> None:
         (b'{"model":"m","model":"other","messages":[]}', "duplicate_key"),
         (b'{"model":"m","mod\\u0065l":"other","messages":[]}', "duplicate_key"),
         (b'{"model":"m","messages":[],"n":1,"max_tokens":1,"max_tokens":900}', "duplicate_key"),
-        (b'{"model":"m","messages":[],"x":' + b"[" * 50_000, "invalid_json"),
+        (b'{"model":"m","messages":[],"x":' + b"[" * 50_000 + b"]" * 50_000 + b"}", "invalid_json"),
         (b'{"model":"m\xff","messages":[]}', "invalid_json"),
         (b'{"model":"m","m\\u006f\xae":1,"messages":[1]}', "invalid_json"),
         (b'{"model":"m","user":"\xed\xa0\x80","messages":[1]}', "invalid_json"),

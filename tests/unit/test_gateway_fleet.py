@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from tests.support.gateway import QUICK, answer, chat, data_of, frame, front, in
 from tests.support.loop import run, until
 from tests.support.upstream import Call, FakeUpstream
 from weighbridge.core.event_log import LogReader
-from weighbridge.core.instance import Limits
+from weighbridge.core.events import RequestArrived
+from weighbridge.core.instance import Limits, Rates
+from weighbridge.cost.profile import Profile, Provenance, encode_profile
 from weighbridge.gateway.settings import HealthSettings
 from weighbridge.routing.replay import check
 from weighbridge.routing.router import RouterSettings
@@ -207,12 +210,39 @@ def test_admin_listener() -> None:
             assert 'weighbridge_requests_total{endpoint="chat",instance="i0",model="m",outcome="ok"} 3.0' in text
             assert 'weighbridge_instance_up{instance="i0"} 1.0' in text
             assert 'weighbridge_request_ttft_seconds_count{instance="i0",model="m"} 3.0' in text
+            assert "weighbridge_fleet_load_ratio{" not in text, "no cost of i0 is known"
             assert "least_requests" in (await f.get("/policies", admin=True)).json()["known"]
             assert (await f.get("/healthz", admin=True)).status == 200
             assert (await f.get("/readyz", admin=True)).status == 200
             assert (await f.get("/fleet")).status == 404, "not on the public listener"
 
     run(main())
+
+
+def test_the_load_on_the_fleet_is_exported_and_clients_may_allow_what_overload_does(tmp_path: Path) -> None:
+    profile = tmp_path / "p.json"
+    rates = Rates(prefill_tokens_per_s=1000.0, decode_tokens_per_s=50.0)
+    limits = Limits(token_budget=2048, kv_blocks=1000)
+    profile.write_bytes(encode_profile(Profile(rates=rates, limits=limits, provenance=Provenance())))
+
+    async def main() -> str:
+        async with FakeUpstream(answer) as one:
+            rows = (instance(one, "i0", profile=str(profile)),)
+            async with front(instances=rows, data_dir=str(tmp_path)) as f:
+                for _ in range(3):
+                    await f.post(chat(), x_weighbridge_allow="Defer, clip, dance")
+                    await asyncio.sleep(0.05)
+                assert f.gateway.writer is not None
+                assert f.gateway.writer.sync()
+                return (await f.get("/metrics", admin=True)).body.decode()
+
+    loads = dict(re.findall(r'weighbridge_fleet_load_ratio\{what="(\w+)"\} (\S+)', run(main())))
+    assert set(loads) == {"tokens", "kv"}
+    assert all(0.0 < float(load) < 1.0 for load in loads.values())
+    (log,) = tmp_path.glob("events-*.jsonl")
+    with log.open("rb") as stream:
+        arrived = [entry.e for entry in LogReader(stream, log.name) if isinstance(entry.e, RequestArrived)]
+    assert [event.request.allow for event in arrived] == [("clip", "defer")] * 3
 
 
 def test_request_ids() -> None:

@@ -24,7 +24,7 @@ def request(name: str, prompt_tokens: int) -> Request:
 def busy(waiting: int = 0, decoding: int = 0, *, prompt: int = 1000, kv_blocks: int | None = None) -> Instance:
     fleet = Fleet()
     limits = Limits(token_budget=2048, kv_blocks=kv_blocks)
-    instance = fleet.up(InstanceSpec(name="i", step=STEP, limits=limits), 1)
+    instance = fleet.up(InstanceSpec(name="i", step=STEP, limits=limits, error=0.2), 1)
     for n in range(decoding):
         fleet.charge(
             request(f"d{n}", prompt), instance, cached_tokens=0, expected_output_tokens=100, now_s=0.0, tier=CHAT
@@ -52,6 +52,15 @@ def test_an_idle_instance_costs_its_own_prefill_and_step() -> None:
     assert made.tpot_s == pytest.approx(0.01 + 1e-4 + 1e-7 * 225)
     assert (made.loss, made.delay_s) == (0.0, 0.0)
     assert made.hit == pytest.approx(1.0, abs=5e-3)
+
+
+@pytest.mark.parametrize(("error", "width"), [(0.05, 0.2), (0.2, 0.2), (0.45, 0.45)])
+def test_a_profile_that_knows_itself_to_be_worse_widens_the_chance(error: float, width: float) -> None:
+    fleet = Fleet()
+    instance = fleet.up(InstanceSpec(name="i", step=STEP, limits=Limits(token_budget=2048), error=error), 1)
+    made = ask(instance, deadline_s=1.0 + 0.1)
+    first = chance(0.1 - made.ttft_s, width * 0.5)
+    assert made.hit == pytest.approx(first * chance(0.04 - made.tpot_s, width * 0.04), rel=1e-9)
 
 
 def test_prompts_ahead_are_waited_for_in_chunks_beside_the_running_decodes() -> None:

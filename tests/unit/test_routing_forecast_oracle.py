@@ -71,11 +71,12 @@ def obvious(instance: Instance, cost: Cost, request: Request, tier: Tier, output
         loss += len(members) * (chances[0] - chances[1])
         full = max(full, after / allowed)
     ttft = wait + prefill
-    hit = sigmoid(tier.ttft_s + request.arrival_s - now - ttft, ERROR * tier.ttft_s) if tier.ttft_s else 1.0
+    error = max(ERROR, cost.error)
+    hit = sigmoid(tier.ttft_s + request.arrival_s - now - ttft, error * tier.ttft_s) if tier.ttft_s else 1.0
     if tier.tpot_s:
-        hit *= sigmoid(tier.tpot_s - tpot, ERROR * tier.tpot_s)
+        hit *= sigmoid(tier.tpot_s - tpot, error * tier.tpot_s)
     elif tier.e2e_s:
-        hit *= sigmoid(tier.e2e_s + request.arrival_s - now - ttft - output * tpot, ERROR * tier.e2e_s)
+        hit *= sigmoid(tier.e2e_s + request.arrival_s - now - ttft - output * tpot, error * tier.e2e_s)
     delay = len(decoders) * stall + len(charges) * shared
     return {"wait": wait, "prefill": prefill, "tpot": tpot, "delay": delay, "hit": hit, "loss": loss, "full": full}
 
@@ -85,7 +86,8 @@ def test_the_sums_give_what_adding_up_gives(seed: int) -> None:
     rng = random.Random(seed)
     fleet = Fleet()
     terms = StepTerms(base_s=0.011, prefill_s=4e-5, sequence_s=3e-5, kv_s=8e-8)
-    spec = InstanceSpec(name="i", step=terms, limits=Limits(token_budget=2048, kv_blocks=50_000))
+    known = (0.05, 0.2, 0.4)[seed % 3]
+    spec = InstanceSpec(name="i", step=terms, limits=Limits(token_budget=2048, kv_blocks=50_000), error=known)
     instance = fleet.up(spec, 1)
     cost = instance.cost
     assert cost is not None

@@ -146,6 +146,22 @@ def test_the_hopeless_are_rejected_from_the_queue_where_their_tier_allows() -> N
     assert [type(a) for a in patient.handle(FirstToken(request_id="a"), 0.6)] == [Dispatch]
 
 
+def test_no_request_is_held_for_ever_whatever_its_tier() -> None:
+    made = router(max_held_s=5.0)
+    arrive(made, "a", prompt_tokens=1000)
+    for name in ("b", "c"):
+        assert arrive(made, name, "firm", 100) == [Hold(request_id=name)]
+    assert made.handle(Tick(), 4.9) == []
+    refused = made.handle(Tick(), 6.1)
+    assert [(a.request_id, a.status, a.reason) for a in refused if isinstance(a, Reject)] == [
+        ("b", 503, "queue_timeout"),
+        ("c", 503, "queue_timeout"),
+    ]
+    assert made.held_requests == 0
+    made.handle(RequestFinished(request_id="a", output_tokens=1), 7.0)
+    assert made.live_requests == 0
+
+
 def test_a_held_request_can_be_cancelled_and_leaves_nothing() -> None:
     made = router()
     arrive(made, "a", prompt_tokens=1000)

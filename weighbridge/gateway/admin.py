@@ -258,6 +258,12 @@ class Admin:
         yield gauge("weighbridge_requests_live", "Requests that have arrived and not ended.", (), live)
         held = [((), float(router.held_requests))]
         yield gauge("weighbridge_requests_held", "Requests that wait in the router.", (), held)
+        loads = router.stability(now)
+        rows = [
+            ((what,), load) for what, load in (("tokens", loads.token_load), ("kv", loads.kv_load)) if load is not None
+        ]
+        text = "Offered load as a share of what the instances that are up can sustain; head-room is 1 less this."
+        yield gauge("weighbridge_fleet_load_ratio", text, ("what",), rows)
         if gateway.writer is not None:
             dropped = [((), float(gateway.writer.dropped))]
             yield gauge("weighbridge_event_log_dropped", "Log entries dropped because the disk is slow.", (), dropped)

@@ -72,7 +72,7 @@ Source = DnsSource | FileSource
 
 
 class KeySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One API key, by its SHA-256 (`weighbridge key` prints one). `models` empty: all of them."""
+    """One API key, by its SHA-256 (`printf %s "$KEY" | sha256sum` prints it). `models` empty: all of them."""
 
     sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
     tenant: Name

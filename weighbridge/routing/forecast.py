@@ -12,7 +12,8 @@ tokens sent and not computed:
     tpot    = (base + sequence*S + kv*Kb) / (1 - min(u, .7)),  u = share of the fleet's prefill capacity in use
               S, Kb: the batch that will run beside it on average, remaining lengths taken as exponential
     delay   = D*prefill*n + sum_j min(left_j, o)*(sequence + kv*(n + o/2)), and recompute if KV would overflow
-    hit     = P(TTFT <= slack) * P(tpot <= bound), logistic with width error * bound;
+    hit     = P(TTFT <= slack) * P(tpot <= bound), logistic with width error * bound, the larger error of
+              what the policy assumes and what the instance's profile knows of itself;
               of a tier with an E2E bound and none on TPOT P(TTFT + o * tpot <= what is left of it)
     loss    = over the tiers running there: count * (chance to meet TPOT now - chance with this request beside it)
 """
@@ -118,6 +119,10 @@ class Asked:
         self.stretch = 1.0 / (1.0 - interference) if view.leg == "whole" else 1.0
         """By how much prefill beside it stretches TPOT."""
 
+    def width(self, cost: Cost) -> float:
+        """How many times wider an instance's forecasts are than `error`: a profile may know itself to be worse."""
+        return cost.error / self.error if cost.error > self.error else 1.0
+
     def misses(self, made: Forecast) -> bool:
         """Whether an E2E bound, where that is what counts, is out of reach."""
         return self.e2e_s is not None and self.left_s < made.ttft_s + self.output * made.tpot_s
@@ -189,23 +194,23 @@ def forecast_terms(option: Option, cost: Cost, asked: Asked) -> Terms:
             shared = overlap * output * (cost.sequence_s + cost.kv_s * own)
             delay = stands.decoding * stall + busy * shared
             loss = _loss(stands.tiers, asked, tpot, stall, shared)
-    hit = _hit(asked, wait + prefill + transfer, tpot, transfer)
+    hit = _hit(asked, asked.width(cost), wait + prefill + transfer, tpot, transfer)
     return wait, prefill, transfer, tpot, delay, hit, loss, kv_over
 
 
-def _hit(asked: Asked, ttft_s: float, tpot_s: float, transfer_s: float) -> float:
-    """Chance to meet the bounds that this leg has a part in."""
+def _hit(asked: Asked, width: float, ttft_s: float, tpot_s: float, transfer_s: float) -> float:
+    """Chance to meet the bounds that this leg has a part in; forecasts are `width` times as wide as asked for."""
     hit = 1.0
     leg = asked.leg
     if leg != "prefill":
         bound = asked.tpot_s
         if bound is not None:
-            z = SHARPNESS * (bound - tpot_s) / (asked.error * bound)
+            z = SHARPNESS * (bound - tpot_s) / (width * asked.error * bound)
             hit = 1.0 / (1.0 + _exp(-z)) if z > -30.0 else 0.0
         elif asked.e2e_s is not None:
-            hit = chance(asked.left_s - ttft_s - asked.output * tpot_s, asked.error * asked.e2e_s)
+            hit = chance(asked.left_s - ttft_s - asked.output * tpot_s, width * asked.error * asked.e2e_s)
     if (leg != "decode" or transfer_s) and asked.slack_s != _INFINITY:
-        z = SHARPNESS * (asked.slack_s - ttft_s) / asked.ttft_s
+        z = SHARPNESS * (asked.slack_s - ttft_s) / (width * asked.ttft_s)
         if z < 30.0:
             hit *= 1.0 / (1.0 + _exp(-z)) if z > -30.0 else 0.0
     return hit

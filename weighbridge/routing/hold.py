@@ -216,6 +216,10 @@ class HoldQueue:
                     return live
         return None
 
+    def oldest(self) -> Live | None:
+        """The one that is here longest."""
+        return next((entry[2] for _, _, entry in self._entries.values()), None)
+
     def upto(self, priority: int) -> int:
         """How many are held of this priority and more urgent ones. O(tenants)."""
         return sum(lane.count for level in self._order if level.priority <= priority for lane in level.lanes.values())

@@ -24,6 +24,7 @@ FASTER = 4.0
 RETRY_S = 0.01
 """After a pass in which someone had to wait, the queue is left alone for this long."""
 OVERLOAD_LOOK_S = 0.25
+EXPIRE_LOOK_S = 1.0
 CLIP = 1.5
 """A clipped output budget is this many times the expected output."""
 
@@ -44,7 +45,7 @@ class Pump:
         self._refuse = refuse
         self._held: dict[str, HoldQueue] = {}
         self._handing_off: dict[str, HoldQueue] = {}
-        self._looked_s = float("-inf")
+        self._looked_s = self._expired_s = float("-inf")
         self._last_tier = max(settings.tiers, key=lambda tier: tier.priority, default=None)
 
     def __len__(self) -> int:
@@ -136,6 +137,9 @@ class Pump:
     def run(self, now_s: float) -> list[Action]:
         """Send what can be sent now."""
         actions: list[Action] = []
+        if now_s - self._expired_s > EXPIRE_LOOK_S:
+            self._expired_s = now_s
+            self._expire(now_s, actions)
         for model, queue in self._handing_off.items():
             if queue and queue.quiet_until_s <= now_s:
                 self._decode(self._placing.candidates.pool(model), queue, now_s, actions)
@@ -143,6 +147,15 @@ class Pump:
             if queue and queue.quiet_until_s <= now_s:
                 self._entry(self._placing.candidates.pool(model), queue, now_s, actions)
         return actions
+
+    def _expire(self, now_s: float, actions: list[Action]) -> None:
+        """No wait is without an end."""
+        most = self._settings.max_held_s
+        if most is None:
+            return
+        for queue in (*self._handing_off.values(), *self._held.values()):
+            while (live := queue.oldest()) is not None and now_s - live.held_s > most:
+                actions.append(self._refuse(live, 503, "queue_timeout", self.drain_s(live.request)))
 
     def _queue(self, queues: dict[str, HoldQueue], request: Request) -> HoldQueue:
         queue = queues.get(request.model)

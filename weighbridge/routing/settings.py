@@ -56,6 +56,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Answer 429 to a held request of a sheddable tier that can no longer make its first-token deadline."""
     release_after: float = 10.0
     """A held request passes the gate after this many times its first-token bound, whatever the forecast says."""
+    max_held_s: float | None = 600.0
+    """A request that is held for longer is answered 503, of whatever tier; None: it may wait for ever."""
     tenants: dict[str, TenantLimit] = {}
     """Limits by tenant; `*` is for every tenant without its own."""
     fair_tokens: int = 16_384

@@ -44,9 +44,9 @@ class Calibrated:
     shortlist = True
 
     def __init__(self, gate: float = 0.6, error: float = 0.2, seconds: float = 0.02, near: float = 0.7) -> None:
-        """`gate`: share of an idle instance's hits below which a request waits. `error` of forecasts, as a share of
-        bounds. `seconds`: hits that a second is worth. `near`: how near to its bound on decoding, in errors, a tier
-        must come for a request to be kept from it for longer than PATIENCE_S."""
+        """`gate`: share of an idle instance's hits below which a request waits. `error` of forecasts as a share of
+        bounds, more where a profile says so. `seconds`: hits that a second is worth. `near`: how near to its bound on
+        decoding, in errors, a tier must come for a request to be kept from it for longer than PATIENCE_S."""
         if not 0.0 <= gate < 1.0 or error <= 0.0:
             raise ValueError("gate must be in [0, 1) and error above 0")
         self.gate = gate
@@ -157,9 +157,9 @@ class Calibrated:
             return 1.0
         alone = cost.decode_step_s(1, asked.context + 0.5 * asked.output)
         if asked.tpot_s is not None:
-            return chance(asked.tpot_s - alone, self.error * asked.tpot_s)
+            return chance(asked.tpot_s - alone, asked.width(cost) * self.error * asked.tpot_s)
         if asked.e2e_s is not None:
-            return chance(asked.left_s - asked.output * alone, self.error * asked.e2e_s)
+            return chance(asked.left_s - asked.output * alone, asked.width(cost) * self.error * asked.e2e_s)
         return 1.0
 
     def _by_tokens(self, view: View) -> Choice:
