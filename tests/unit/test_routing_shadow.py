@@ -69,3 +69,16 @@ def test_stability_is_the_offered_share_of_the_budget_and_of_the_kv() -> None:
     assert loads.token_load == pytest.approx(3000 * 0.11 / 1000, rel=0.02)
     # 10 per second, each 100 * (200 + 50) token-steps of 0.01 s, against 16,000 tokens
     assert loads.kv_load == pytest.approx(10 * 25_000 * 0.01 / 16_000, rel=0.02)
+
+
+def test_a_step_without_decodes_that_costs_nothing_is_no_room_without_end() -> None:
+    """As a probe may find it: all of a decode step belongs to its sequences, none to its base."""
+    router = Router(RouterSettings(record_decisions=False, dispatch="hold"))
+    limits = Limits(token_budget=1000, kv_blocks=1000)
+    step = StepTerms(base_s=0.0, prefill_s=1e-4, sequence_s=0.01, sequence_knots=((1.0, 0.01), (2.0, 0.02)))
+    router.handle(InstanceUp(spec=InstanceSpec(name="i", step=step, limits=limits), generation=1), 0.0)
+    request = Request(id="r", arrival_s=0.0, prompt_tokens=200, max_tokens=100)
+    router.handle(RequestArrived(request=request), 0.0)
+    loads = router.stability(1.0)
+    assert loads.token_load is not None and loads.token_load > 0.0
+    assert loads.kv_load is not None and loads.kv_load > 0.0

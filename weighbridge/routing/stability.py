@@ -54,7 +54,8 @@ class Offer:
             if cost is None:
                 return Stability(token_load=None, kv_load=None, offered_tokens_per_s=tokens)
             decoding = instance.decoding
-            step = cost.decode_step_s(decoding, instance.decoding_kv_tokens)
+            # of one at least: with nobody decoding a step may cost nothing, which would be room without end
+            step = cost.decode_step_s(max(decoding, 1), instance.decoding_kv_tokens)
             capacity += cost.budget / (step + cost.prefill_s * max(cost.budget - decoding, 0))
             held = math.nan if kv_tokens is None else held + kv_tokens / step
         return Stability(
