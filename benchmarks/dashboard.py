@@ -21,8 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.support.chromium import Chromium, Page, find_chromium  # noqa: E402
-from weighbridge.http import HttpClient  # noqa: E402
+from tests.support.chromium import Chromium, Page, find_chromium  # noqa: E402 - needs the path above
+from weighbridge.http import HttpClient  # noqa: E402 - the same
 
 PAGES = {
     "fleet": "/", "decisions": "/decisions", "tiers": "/tiers", "whatif": "/whatif", "capacity": "/capacity",

@@ -242,7 +242,7 @@ def python(model: LlamaModel, runs: int) -> None:
         inside = [0.0, 0]
         plain = bench.engine.runner._run
 
-        def timed(rows: int, wanted: int, factor: float, plain=plain, inside=inside):  # type: ignore[no-untyped-def]
+        def timed(rows: int, wanted: int, factor: float, plain=plain, inside=inside):
             before = time.thread_time()
             result = plain(rows, wanted, factor)
             inside[0] += time.thread_time() - before
@@ -252,7 +252,7 @@ def python(model: LlamaModel, runs: int) -> None:
         eight = [bench.run(prompt(60), 100) for _ in range(8)]
         while not all(len(run.times) >= 5 for run in eight):
             time.sleep(0.01)
-        bench.engine.runner._run = timed  # type: ignore[method-assign]
+        bench.engine.runner._run = timed
         marks: list[tuple[float, float, float]] = []
 
         def mark(marks: list[tuple[float, float, float]] = marks, inside: list[float] = inside) -> None:

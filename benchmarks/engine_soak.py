@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import subprocess
 import sys
@@ -28,7 +27,7 @@ def facts(pid: int) -> dict[str, int]:
     return {
         "rss_mib": int(status["VmRSS"].split()[0]) // 1024,
         "threads": int(status["Threads"]),
-        "files": len(os.listdir(f"/proc/{pid}/fd")),  # noqa: PTH208
+        "files": len(list(Path(f"/proc/{pid}/fd").iterdir())),
     }
 
 

@@ -135,7 +135,7 @@ async def unread(served: Served, slow: int) -> dict[str, int]:
     async def one(never: bool) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2048)
         if never:
-            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.transport.pause_reading()
         body = chat(user="flood")
         writer.write(head(len(body)) + body)
         begun = time.monotonic()

@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any
 
 import uvloop
@@ -82,13 +83,13 @@ class Sweep:
 
 def plain(first: int, count: int) -> Iterator[tuple[str, History]]:
     for seed in range(first, first + count):
-        yield f"seed {seed}", lambda seed=seed: history(seed)  # type: ignore[misc]
+        yield f"seed {seed}", partial(history, seed)
 
 
 def pairs(first: int, count: int) -> Iterator[tuple[str, History]]:
     for seed in range(first, first + count):
         for shape in SHAPES:
-            yield f"{shape} seed {seed}", lambda shape=shape, seed=seed: pair_history(shape, seed)  # type: ignore[misc]
+            yield f"{shape} seed {seed}", partial(pair_history, shape, seed)
 
 
 async def main(given: argparse.Namespace, errors: Errors) -> int:

@@ -79,7 +79,7 @@ def varied(name: str, load: float, **changes: Any) -> Callable[..., Run]:
     def make(policy: str, seed: int, **more: Any) -> Run:
         one = REGIMES[name].run(policy, seed, load=load, **more)
         assert isinstance(one.workload, Generated)
-        synthetic = replace(one.workload.synthetic, **changes)  # type: ignore[arg-type]
+        synthetic = replace(one.workload.synthetic, **changes)
         return replace(one, workload=replace(one.workload, synthetic=synthetic))
 
     return make

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Callable
 from pathlib import Path
 
 TORCH = "torch==2.13.0"  # a CPU build; on x86-64 the package index has the CUDA build under this name, which works too
@@ -28,7 +29,7 @@ def main(target: Path) -> int:
     return 1 if failed else 0
 
 
-def _done(name: str, step, target: Path, python: Path) -> bool:  # type: ignore[no-untyped-def]
+def _done(name: str, step: Callable[[Path, Path], object], target: Path, python: Path) -> bool:
     print(f"installing {name}", flush=True)
     try:
         step(target, python)

@@ -7,7 +7,7 @@ and ends the run with a failure. Copy an input to `tests/fuzz/corpus/TARGET` to 
 import sys
 from pathlib import Path
 
-import atheris  # type: ignore[import-not-found,unused-ignore]
+import atheris
 
 with atheris.instrument_imports(include=["weighbridge.http", "weighbridge.gateway"]):
     from tests.fuzz.targets import TARGETS

@@ -184,7 +184,7 @@ def _serve(cuts: list[bytes]) -> tuple[list[Any], list[bytes]]:
     server = HttpServer(handler)
     connection = ServerConnection(server)
     transport = _Transport()
-    connection.connection_made(transport)  # type: ignore[arg-type]
+    connection.connection_made(transport)
     for piece in cuts:
         if transport.closed:
             break
@@ -243,9 +243,9 @@ class _Sink:
 
 def _receive(cuts: list[bytes]) -> tuple[Any, bytes, list[str]]:
     pool, sink = _Pool(), _Sink()
-    connection = ClientConnection(pool)  # type: ignore[arg-type]
+    connection = ClientConnection(pool)
     transport = _Transport()
-    connection.connection_made(transport)  # type: ignore[arg-type]
+    connection.connection_made(transport)
     exchange = Exchange(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", sink)
     exchange.resent = True  # a reply that never began is a failure here, not a reason to dial again
     connection.begin(exchange)
@@ -253,7 +253,7 @@ def _receive(cuts: list[bytes]) -> tuple[Any, bytes, list[str]]:
         if transport.closed or sink.ends:
             break
         connection.data_received(piece)
-    with contextlib.suppress(NotImplementedError):
+    with contextlib.suppress(NotImplementedError):  # a protocol may leave half-closing out
         connection.eof_received()
     connection.connection_lost(None)
     assert len(sink.ends) == 1, sink.ends

@@ -27,6 +27,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="simulate")
 
 
+# longer than most because every option is a line of the signature: that is where the help text comes from
 def simulate(
     context: typer.Context,
     instances: Annotated[int, typer.Option(help="Equal instances (a vLLM-like engine on an RTX PRO 6000).")] = 8,
