@@ -225,6 +225,46 @@ def test_a_killed_router_loses_no_stream_and_new_requests_are_served_by_the_next
     asyncio.run(run())
 
 
+def test_a_router_that_stands_still_is_replaced_and_loses_no_stream(tmp_path: Path) -> None:
+    async def run() -> None:
+        go_on = asyncio.Event()
+
+        async def engine(call: Call) -> None:
+            if not json.loads(call.body).get("stream"):
+                await answer(call)
+                return
+            await call.sse_head()
+            await call.chunk(ROLE)
+            await call.chunk(frame("a"))
+            await go_on.wait()
+            for data in (frame("b"), frame("c"), frame(finish="stop"), DONE):
+                await call.chunk(data)
+            await call.last_chunk()
+
+        async with relayed(tmp_path, engine, more="router_wait_s: 2\n") as fleet:
+            running = [asyncio.create_task(fleet.post()) for _ in range(4)]
+            await fleet.until(lambda: fleet.served.fleet()["i0"]["in_flight"] == 4)
+            stopped = fleet.served.ready["router_pid"]
+            os.kill(stopped, signal.SIGSTOP)  # it lives, keeps its sockets open, and does nothing any more
+            await fleet.until(lambda: not alive(stopped))
+
+            def back() -> bool:
+                with contextlib.suppress(OSError):
+                    return fleet.metric("weighbridge_relay_up") == 2
+                return False
+
+            await fleet.until(back)
+            go_on.set()
+            for reply in await asyncio.gather(*running):
+                assert text_of(reply.body) == "abc"
+                assert reply.body.endswith(DONE)
+            assert (await fleet.post(chat(stream=False))).status == 200
+            await fleet.assert_idle()
+            assert "the Router has not answered for 2.0 s; it is killed" in (tmp_path / "stderr.txt").read_text()
+
+    asyncio.run(run())
+
+
 def test_a_killed_relay_releases_its_requests_and_the_others_notice_nothing(tmp_path: Path) -> None:
     async def run() -> None:
         go_on = asyncio.Event()

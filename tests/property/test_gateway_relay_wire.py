@@ -126,6 +126,20 @@ def test_byte_by_byte() -> None:
     assert [decode_down(body) for body in bodies] == [[Beat(), Taken("x")], [Stop("y", 2, "why")]]
 
 
+def test_a_frame_of_many_reads_is_put_together_once() -> None:
+    body = b"x" * (1 << 20)
+    data = len(body).to_bytes(HEAD_BYTES, "big") + body
+    reads = [data[n : n + 4096] for n in range(0, len(data), 4096)]
+    splitter = Splitter()
+    for n, read in enumerate(reads[:-1]):
+        assert list(splitter.feed(read)) == []
+        kept = splitter._parts
+        assert len(kept) == n + 1, "nothing was joined"
+        assert all(part is given for part, given in zip(kept[1:], reads[1:], strict=False)), "nothing was copied"
+    assert list(splitter.feed(reads[-1])) == [body]
+    assert splitter._parts == []
+
+
 def test_many_messages_go_in_several_frames() -> None:
     messages = [Taken(str(n)) for n in range(2 * MOST_MESSAGES + 1)]
     bodies = through(frames(messages), [])

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.real.asking import CALM, HOUSE, direct, get, gone, text, via
+from tests.real.broken_path import BrokenPath, Where
 from tests.real.launch import Server, free_port, version, vllm
 from tests.support.gateway import Front, front
 from tests.support.loop import run, until
@@ -26,6 +28,9 @@ PROMPTS = [
     [{"role": "system", "content": HOUSE}, {"role": "user", "content": "Name three colours of the rainbow."}],
     [{"role": "user", "content": "Tell me of the sea, of ships, and of the people who sail on them. " * 5}],
 ]
+
+LEASE_S = 30.0
+"""How long a prefill server keeps KV that nobody collects: its default. On a full machine less is too little."""
 
 
 def nixl_folder() -> Path:
@@ -69,10 +74,12 @@ def servers() -> Iterator[tuple[Server, Server]]:
 
 
 @asynccontextmanager
-async def pair(servers: tuple[Server, Server], **fields: Any) -> AsyncIterator[Front]:
-    instances = (
-        InstanceSettings(name="p", url=servers[0].url, kind="vllm", role="prefill"),
-        InstanceSettings(name="d", url=servers[1].url, kind="vllm", role="decode"),
+async def pair(servers: tuple[Server, Server], d: str = "", e: str = "", **fields: Any) -> AsyncIterator[Front]:
+    """A gateway before both; `d` is another way to the decode server, `e` another decode server."""
+    urls = {"p": servers[0].url, "d": d or servers[1].url} | ({"e": e} if e else {})
+    instances = tuple(
+        InstanceSettings(name=name, url=url, kind="vllm", role="prefill" if name == "p" else "decode")
+        for name, url in urls.items()
     )
     async with front(instances=instances, **CALM, router=RouterSettings(policy="least_requests", **fields)) as f:
         yield f
@@ -123,6 +130,58 @@ def test_a_late_decode_leg_redoes_the_prefill(servers: tuple[Server, Server], mo
     run(main(), 60.0)
 
 
+async def counts(server: Server) -> dict[str, float]:
+    """What a prefill server says of its requests and of the KV that waits in it."""
+    names = ("request_success_total", "prompt_tokens_total", "nixl_num_kv_expired_reqs_total", "kv_cache_usage_perc")
+    return {name: await metric(server, f"vllm:{name}") for name in names}
+
+
+async def freed(server: Server, within_s: float) -> float:
+    """Seconds until a server holds no KV for anybody."""
+    begun = time.monotonic()
+    while await metric(server, "vllm:kv_cache_usage_perc") > 0:
+        assert time.monotonic() - begun < within_s, "KV that nobody collects any more is still held"
+        await asyncio.sleep(0.25)
+    return time.monotonic() - begun
+
+
+@pytest.mark.parametrize(("where", "stream"), [("answered", True), ("sent", False)])
+def test_a_failed_decode_leg_redoes_the_prefill(servers: tuple[Server, Server], where: Where, stream: bool) -> None:
+    """The connection to the decode server is reset, before it has the request or just as it answers, when it has
+    collected the KV; nothing of that has reached the client."""
+
+    async def main() -> None:
+        p, d = servers
+        ask: dict[str, Any] = {"messages": PROMPTS[2], "max_tokens": 16}
+        expected = text(await direct(p, **ask))
+        await freed(p, LEASE_S + 20.0)
+        async with BrokenPath(d.port) as path, pair(servers, d=path.url) as f:
+            before = await counts(p)
+            path.armed = where
+            begun = time.monotonic()
+            reply = await via(f, **ask, stream=stream)
+            took_s = time.monotonic() - begun
+            assert text(reply) == expected
+            legs = [(r.decision.attempt, r.decision.chosen) for r in f.gateway.driver.decisions]
+            assert legs == [(1, "p"), (1, "d"), (2, "p"), (2, "d")]
+            assert path.broken == 1
+            after = await counts(p)
+            grown = {name: after[name] - before[name] for name in before}
+            assert grown["request_success_total"] == 2, "the real prefill server did the prompt twice"
+            first, second = (json.loads(post.partition(b"\r\n\r\n")[2])["kv_transfer_params"] for post in path.posts)
+            assert first["remote_engine_id"] == second["remote_engine_id"]
+            assert first["remote_request_id"] != second["remote_request_id"], "parameters are good for one use"
+            waited_s = await freed(p, LEASE_S + 20.0)
+            expired = await metric(p, "vllm:nixl_num_kv_expired_reqs_total") - before["nixl_num_kv_expired_reqs_total"]
+            kind = "stream" if stream else "whole"
+            print(f"\ndecode leg reset ({where}, {kind}): 2 prefills, text equal after {took_s:.1f} s,", end=" ")
+            print(f"KV of the prefill server free {waited_s:.1f} s later, {expired:.0f} leases ran out")
+            assert where == "answered" or expired >= 1, "nobody could collect the first one's"
+            f.assert_idle()
+
+    run(main(), 120.0)
+
+
 def test_a_client_that_leaves_either_leg_leaves_nothing_running(servers: tuple[Server, Server]) -> None:
     async def main() -> None:
         async with pair(servers) as f:
@@ -150,6 +209,36 @@ def test_legs_chosen_together_give_the_same_text(servers: tuple[Server, Server])
             f.assert_idle()
 
     run(main(), 60.0)
+
+
+def test_a_killed_decode_server_is_replaced_by_another(servers: tuple[Server, Server]) -> None:
+    """It dies when the prompt's leg is done and its own has begun."""
+
+    async def main(other: Server) -> None:
+        p, _ = servers
+        await direct(other, max_tokens=2)
+        ask: dict[str, Any] = {"messages": PROMPTS[2], "max_tokens": 16}
+        expected = text(await direct(p, **ask))
+        await freed(p, LEASE_S + 20.0)
+        before = await counts(p)
+        async with BrokenPath(other.port) as path, pair(servers, d=path.url, e=servers[1].url) as f:
+            path.on_post = lambda: os.killpg(other.process.pid, signal.SIGKILL)
+            reply = await via(f, **ask, stream=True)
+            assert text(reply) == expected
+            legs = [(r.decision.attempt, r.decision.chosen) for r in f.gateway.driver.decisions]
+            print(f"\ndecode server killed: attempts {legs}")
+            assert legs[:2] == [(1, "p"), (1, "d")]
+            assert legs[-2:] == [(legs[-1][0], "p"), (legs[-1][0], "e")]
+            prefills = sum(chosen == "p" for _, chosen in legs)
+            assert await metric(p, "vllm:request_success_total") - before["request_success_total"] == prefills
+            assert text(await via(f, **ask)) == expected, "and from then on without a failed attempt"
+            later = [(r.decision.attempt, r.decision.chosen) for r in f.gateway.driver.decisions][len(legs) :]
+            assert later == [(1, "p"), (1, "e")]
+            await freed(p, LEASE_S + 20.0)
+            f.assert_idle()
+
+    with one("decode-2", kv_load_failure_policy="recompute") as other:
+        run(main(other), 120.0)
 
 
 def test_the_decode_server_stands_in_when_the_prefill_server_dies(servers: tuple[Server, Server]) -> None:

@@ -78,6 +78,32 @@ def test_a_failed_decode_leg_redoes_the_prefill(how: str) -> None:
     run(main())
 
 
+def test_a_decode_leg_is_not_sent_again_over_a_new_connection() -> None:
+    """A plain request is, where the connection that was kept alive dies at once; but parameters are good for one use,
+    and the engine may have used them."""
+
+    async def main() -> None:
+        broken = False
+
+        async def decode(call: Call) -> None:
+            nonlocal broken
+            if len(d.calls) > 1 and not broken:
+                broken = True
+                call.reset()
+            else:
+                await answer(call)
+
+        async with pair(prefill, decode) as (f, p, d):
+            for _ in range(2):
+                assert text_of((await f.post(chat())).body) == "abc"
+            assert broken
+            assert len(d.calls) == 3
+            assert len(p.calls) == 3, "each pair prefills anew"
+            f.assert_idle()
+
+    run(main())
+
+
 @pytest.mark.parametrize("how", ["status", "reset"])
 def test_a_failed_prefill_leg_is_retried_and_nobody_waits_for_its_kv(how: str) -> None:
     async def main() -> None:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from weighbridge.commands._private_folder import PrivateFolder
 from weighbridge.commands._serving import READY_TIMEOUT_S, Serving
 from weighbridge.core.errors import ConfigError, ServiceError
 from weighbridge.gateway.gateway import make_salt_key
@@ -25,6 +23,8 @@ from weighbridge.gateway.settings import GatewaySettings
 
 RELOAD_S = 15.0
 FLEET_S = READY_TIMEOUT_S + 5.0
+RELAY_PATIENCE_S = 15.0
+"""A relay that stands still for so long is killed, and its streams with it: more than any disk or reload may take."""
 
 
 class RelayedServing(Serving):
@@ -37,8 +37,8 @@ class RelayedServing(Serving):
     def _prepare(self) -> None:
         self._start_clock_s = time.monotonic()
         self._relays: list[Worker] = []
-        self._folder = Path(tempfile.mkdtemp(prefix="weighbridge-"))  # 0700: nobody else may connect
-        self._socket = self._folder / "router.sock"
+        self._folder = PrivateFolder()
+        self._socket = self._folder.path / "router.sock"
         self._fleet: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
         self._reloaded: asyncio.Future[list[str]] | None = None
         self._reloading = asyncio.Lock()
@@ -64,7 +64,8 @@ class RelayedServing(Serving):
         self._port = self._reserved.getsockname()[1]
         self._admin_port = self.settings.admin_port
         self._accepted = self._bound(self._gateway_settings(self.settings))
-        router = Worker("the Router", "weighbridge.commands._router_process", self._router_options, self._heard)
+        module, patience_s = "weighbridge.commands._router_process", self._accepted.router_wait_s
+        router = Worker("the Router", module, self._router_options, self._heard, patience_s)
         await router.start()
         self._router = router
         self._admin_port = int(msgspec.json.decode(router.ready, type=dict[str, int])["admin_port"])
@@ -81,7 +82,8 @@ class RelayedServing(Serving):
                 )
             )
             name, module = f"relay {number}", "weighbridge.commands._relay_process"
-            self._relays.append(Worker(name, module, lambda first=first: first, self._heard))  # type: ignore[misc]
+            words = (name, module, lambda first=first: first, self._heard)
+            self._relays.append(Worker(*words, RELAY_PATIENCE_S))
         await asyncio.gather(*(relay.start() for relay in self._relays))
         async with asyncio.timeout(FLEET_S):
             await self._fleet
@@ -150,6 +152,7 @@ class RelayedServing(Serving):
             finally:
                 self._reloaded = None
             self.settings, self._accepted = settings, accepted
+            router.patience_s = accepted.router_wait_s
             return words
 
     async def drain(self, announced: bool = False) -> None:
@@ -175,7 +178,7 @@ class RelayedServing(Serving):
             task.cancel()
         if hasattr(self, "_reserved"):
             self._reserved.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     def ready(self) -> dict[str, Any]:
         """What a caller needs to use it, and the process ids of Router and relays."""

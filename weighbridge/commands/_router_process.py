@@ -16,6 +16,7 @@ import msgspec
 import uvloop
 
 from weighbridge.calibrate.settings import ReprobeSettings
+from weighbridge.commands._private_folder import LOCK
 from weighbridge.commands._serving import instance_rows
 from weighbridge.core.errors import ConfigError, WeighbridgeError
 from weighbridge.gateway.gateway import Gateway
@@ -74,6 +75,7 @@ class _Process:
         socket = Path(self.options.socket)
         with contextlib.suppress(OSError):
             socket.unlink(missing_ok=True)
+            (socket.parent / LOCK).unlink(missing_ok=True)
             socket.parent.rmdir()
 
     def _on_orphaned(self) -> None:

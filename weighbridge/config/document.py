@@ -150,7 +150,7 @@ def _build(node: Any, path: str, name: str, environment: Mapping[str, str]) -> A
         return result
     if isinstance(node, yaml.SequenceNode):
         return [_build(child, f"{path}[{i}]", name, environment) for i, child in enumerate(node.value)]
-    value = yaml.SafeLoader("").construct_object(node, deep=True)
+    value = yaml.constructor.SafeConstructor().construct_object(node, deep=True)  # a loader would be a cycle
     if isinstance(value, str) and "${" in value:
         return _substitute(value, f"{name}:{node.start_mark.line + 1}", path, environment)
     return value

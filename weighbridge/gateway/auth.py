@@ -14,7 +14,8 @@ REFUSED = "The API key is missing or not valid."
 
 
 class Principal:
-    """A caller. `models` empty: all of them; `tier` None: the caller may choose. `issuer` is who knows it."""
+    """A caller. `models` empty: all of them; `tier` None: the caller may choose. `issuer` tells which
+    Authorizer knows it, by a mark of its own: a reference to it would keep both until the collector comes."""
 
     __slots__ = ("issuer", "key", "models", "tenant", "tier")
 
@@ -24,7 +25,7 @@ class Principal:
         tier: str | None = None,
         models: tuple[str, ...] = (),
         key: KeySettings | None = None,
-        issuer: Authorizer | None = None,
+        issuer: object = None,
     ) -> None:
         self.tenant = tenant
         self.tier = tier
@@ -37,11 +38,12 @@ class Authorizer:
     """Looks callers up. Without configured keys everybody is the default tenant."""
 
     def __init__(self, settings: GatewaySettings) -> None:
-        self._anonymous = Principal(settings.default_tenant, issuer=self)
+        self.mark = object()
+        self._anonymous = Principal(settings.default_tenant, issuer=self.mark)
         self._default_tier = settings.default_tier
         self._tiers = frozenset(tier.name for tier in settings.router.tiers)
         self._by_hash = {
-            (digest := bytes.fromhex(key.sha256)): (digest, Principal(key.tenant, key.tier, key.models, key, self))
+            (digest := bytes.fromhex(key.sha256)): (digest, Principal(key.tenant, key.tier, key.models, key, self.mark))
             for key in settings.keys
         }
         self._nobody = (bytes(32), Principal(""))

@@ -160,7 +160,7 @@ class Flight:
         endpoint.running += 1
         self.dispatched_s = self.surface.driver.now()
         payload = endpoint.request_bytes(self.path, body, self.id, self.headers)
-        self.exchange = endpoint.open().send(payload, self)
+        self.exchange = endpoint.open().send(payload, self, self.legs is not None and self.legs.tied)
 
     def reject(self, action: Reject) -> None:
         """Answers the client with the Router's refusal."""
@@ -184,9 +184,10 @@ class Flight:
     def client_gone(self) -> None:
         """The client disconnected: the engine must hear of it at once."""
         self.surface.driver.drain()  # its arrival may still wait there
-        if not self._end("cancelled", output_tokens=self._streamed()):
+        if self.ended:
             return
         self.detach()
+        self._end("cancelled", output_tokens=self._streamed())
         self.surface.driver.feed(RequestCancelled(request_id=self.id))
 
     # the engine's reply
@@ -405,16 +406,17 @@ class Flight:
 
     def _finished(self, usage: Usage, frames: int) -> None:
         output = usage.output_tokens if usage.output_tokens is not None else frames
+        legs, computed = self.legs, self.source or self.endpoint
         if not self._end("ok", usage=usage, output_tokens=output):
             return
         assert self.endpoint is not None
-        if self.legs is not None:
-            self.legs.used()
+        assert computed is not None
+        if legs is not None:
+            legs.used()
         self.surface.health.request_succeeded(self.endpoint)
         self.surface.learn(self, usage)
-        kv = (self.source or self.endpoint).kv
-        if kv is not None:
-            kv.answered(self, usage)
+        if computed.kv is not None:
+            computed.kv.answered(self, usage)
         event = RequestFinished(
             request_id=self.id,
             output_tokens=output,
@@ -429,6 +431,7 @@ class Flight:
             return False
         self.ended = True
         self.surface.ended(self, outcome, detail, usage or NONE_TOLD, output_tokens)
+        self.legs = None  # each refers to the other: together they would wait for the collector
         return True
 
     @property

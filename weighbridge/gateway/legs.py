@@ -39,6 +39,11 @@ class Legs:
         """Whether the prompt's leg has not ended."""
         return self._prefill is not None
 
+    @property
+    def tied(self) -> bool:
+        """Whether what is sent now names KV that is good for one use: it must not be sent twice."""
+        return self._spent is not None or self._prefill is not None
+
     def begin(self, action: Dispatch) -> None:
         """A leg, or after failed pairs the whole request, is about to be sent."""
         self._bound = None

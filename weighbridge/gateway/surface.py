@@ -111,7 +111,7 @@ class Surface:
     def admit(self, request: Request) -> tuple[int, str] | None:
         """Refuses a caller without a valid key before reading its body."""
         known: Principal | None = request.context  # of a request with the very same head on this connection
-        if known is not None and known.issuer is self.auth:
+        if known is not None and known.issuer is self.auth.mark:
             return None
         principal = self.auth.principal(request)
         if principal is None:

@@ -63,7 +63,7 @@ class StreamReply:
                     self.exchange.resume()
                 yield data
             elif self._error is not None:
-                raise self._error
+                raise self._error.again()
             elif self._ended:
                 return
             else:
@@ -78,7 +78,7 @@ class StreamReply:
         """Returns once status and headers are known; raises ExchangeFailed."""
         while not self.status:
             if self._error is not None:
-                raise self._error
+                raise self._error.again()
             self._wake.clear()
             await self._wake.wait()
 
@@ -151,7 +151,9 @@ class HttpClient:
             await stream.wait_head()
             yield stream
         finally:
-            stream.exchange.cancel()
+            # each refers to the other: cut, so that the last reference frees both without the collector
+            exchange, stream.exchange = stream.exchange, None
+            exchange.cancel()
 
     async def close(self) -> None:
         """Closes every connection."""

@@ -18,6 +18,11 @@ class ExchangeFailed(Exception):
         super().__init__(message)
         self.reply_begun = reply_begun
 
+    def again(self) -> "ExchangeFailed":
+        """The same, to be raised by who keeps this one: an exception that was raised refers to all that was going on,
+        its keeper too."""
+        return type(self)(*self.args, reply_begun=self.reply_begun)
+
 
 class ConnectFailed(ExchangeFailed):
     """No connection could be made; the server has seen nothing of the request."""

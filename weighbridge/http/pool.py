@@ -43,11 +43,16 @@ class Pool:
         self._closed = False
         self._changed = asyncio.Event()  # a connection or a dial is gone
 
-    def send(self, payload: bytes, sink: Sink) -> Exchange:
-        """Sends one whole request (head and body as bytes); the reply goes to `sink`, never before this returns."""
+    def send(self, payload: bytes, sink: Sink, once: bool = False) -> Exchange:
+        """Sends one whole request (head and body as bytes); the reply goes to `sink`, never before this returns.
+
+        Where a re-used connection dies at once, without a byte of a reply, the request is sent again over a new one,
+        unless it may go out only `once`.
+        """
         if self._closed:
             raise RuntimeError("the pool is closed")
         exchange = Exchange(payload, sink)
+        exchange.resent = once
         if self._sweeper is None:
             self._sweep()
         idle = self._idle

@@ -202,7 +202,8 @@ class Responder:
             return
         self.disconnected = True
         self._wake()
-        callback, self.on_disconnect = self.on_disconnect, None
+        callback = self.on_disconnect
+        self.on_disconnect = self.on_pause = self.on_resume = None  # their owner most often refers to this
         if callback is not None:
             callback()
         if self._task is not None:

@@ -185,23 +185,37 @@ def frames(messages: Sequence[Up] | Sequence[Down]) -> bytes:
 
 
 class Splitter:
-    """Cuts what a socket delivers into the bodies of frames, wherever it was cut before."""
+    """Cuts what a socket delivers into the bodies of frames, wherever it was cut before.
+
+    What comes of a frame in many reads is put together once, when it is whole.
+    """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._wanted = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The bodies that are complete now. Raises ValueError for a frame that is too large."""
-        if self._rest:
-            data = self._rest + data
+        if self._parts:
+            self._parts.append(data)
+            self._size += len(data)
+            if self._size < self._wanted:
+                return
+            data = b"".join(self._parts)
+            self._parts.clear()
         start, size = 0, len(data)
+        wanted = HEAD_BYTES
         while size - start >= HEAD_BYTES:
             length = int.from_bytes(data[start : start + HEAD_BYTES], "big")
             if length > MAX_FRAME_BYTES:
                 raise ValueError(f"a frame of {length:,} bytes; at most {MAX_FRAME_BYTES:,} are taken")
             end = start + HEAD_BYTES + length
             if end > size:
+                wanted += length
                 break
             yield data[start + HEAD_BYTES : end]
             start = end
-        self._rest = data[start:]
+        if start < size:
+            self._parts.append(data[start:])
+            self._size, self._wanted = size - start, wanted

@@ -1,4 +1,4 @@
-"""A supervised process: started, told things, restarted with back-off when it dies, ended.
+"""A supervised process: started, told things, restarted with back-off when it dies or stands still, ended.
 
 It reads JSON lines on standard input (the first one is what it is started with) and writes JSON lines on standard
 output. The end of its input means that the supervisor is gone, and then it ends as well.
@@ -25,12 +25,16 @@ MAX_BACKOFF_S = 5.0
 STEADY_S = 30.0
 READY_TIMEOUT_S = 60.0
 KILL_S = 15.0
+LOOKS = 5
+"""Of so many questions in a row whether it still runs, one must be answered. Questions are counted, not seconds: a
+supervisor that was itself stopped for a while does not take its own silence for another's."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a supervisor tells: turn readiness off, drain within seconds, end, take over settings, or that there are
-    none to take over because the file is not right."""
+    none to take over because the file is not right. `alive` asks for the word of that name."""
 
+    alive: bool = False
     unready: bool = False
     drain_s: float | None = None
     stop: bool = False
@@ -39,8 +43,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a process tells: that it serves, that it cannot, how a reload went, or that one is asked for."""
+    """What a process tells: that it serves, that it cannot, how a reload went, that one is asked for, that it runs."""
 
+    alive: bool = False
     ready: msgspec.Raw = msgspec.Raw(b"")
     error: str | None = None
     fleet: msgspec.Raw = msgspec.Raw(b"")
@@ -50,10 +55,14 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Worker:
-    """One process over all its lives. `first` makes its first line; `heard` gets all its words but `ready`, `error`."""
+    """One process over all its lives. `first` makes its first line; `heard` gets all its words but `ready`, `error` and
+    `alive`. One that has answered nothing for `patience_s` seconds is killed, and so started again."""
 
-    def __init__(self, name: str, module: str, first: Callable[[], bytes], heard: Callable[[Word], None]) -> None:
+    def __init__(
+        self, name: str, module: str, first: Callable[[], bytes], heard: Callable[[Word], None], patience_s: float
+    ) -> None:
         self.name = name
+        self.patience_s = patience_s
         self.ready = b""
         """What it said when it was ready."""
         self._module = module
@@ -63,6 +72,8 @@ class Worker:
         self._reader: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ending = False
+        self._stopping = False
+        self._unanswered = 0
 
     @property
     def pid(self) -> int:
@@ -92,7 +103,7 @@ class Worker:
 
     async def stop(self) -> None:
         """Ends it: by order, and by force if it does not obey."""
-        self._ending = True
+        self._ending = self._stopping = True
         process = self._process
         if self._keeper is not None and not self.pid:
             self._keeper.cancel()  # between two lives
@@ -125,6 +136,7 @@ class Worker:
                 process.kill()
             await process.wait()
             raise
+        self._unanswered = 0
         self._reader = asyncio.create_task(self._read(process))
 
     async def _wait_ready(self, process: asyncio.subprocess.Process) -> bytes:
@@ -141,17 +153,37 @@ class Worker:
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         while line := await process.stdout.readline():
+            self._unanswered = 0
             try:
-                self._heard(msgspec.json.decode(line, type=Word))
+                word = msgspec.json.decode(line, type=Word)
+                if not word.alive:
+                    self._heard(word)
             except Exception:  # what one process says must not end the supervision of the others
                 log.exception("%s said what cannot be read", self.name)
+
+    async def _outlive(self, process: asyncio.subprocess.Process) -> int:
+        """Its exit code, once it has ended, or was ended because it stood still."""
+        ended = asyncio.ensure_future(process.wait())
+        try:
+            while not (await asyncio.wait((ended,), timeout=self.patience_s / LOOKS))[0]:
+                if self._stopping:
+                    break  # it closes its files now, and has its own bound for that
+                if self._unanswered >= LOOKS:
+                    log.error("%s has not answered for %.1f s; it is killed", self.name, self.patience_s)
+                    process.kill()
+                    break
+                self._unanswered += 1
+                self.tell(Order(alive=True))
+            return await ended
+        finally:
+            ended.cancel()
 
     async def _keep(self) -> None:
         backoff_s = FIRST_BACKOFF_S
         while True:
             assert self._process is not None
             begun = time.monotonic()
-            code = await self._process.wait()
+            code = await self._outlive(self._process)
             if self._ending:
                 return
             log.error("%s ended with code %s; it is started again", self.name, code)
@@ -174,7 +206,7 @@ class Heed:
         self.on_orphaned: Callable[[], object] = lambda: None
         """The supervisor is gone."""
         self._on_order = on_order
-        self._rest = b""
+        self._parts: list[bytes] = []
 
     @staticmethod
     def first() -> bytes:
@@ -201,6 +233,14 @@ class Heed:
             asyncio.get_running_loop().remove_reader(0)
             self.on_orphaned()
             return
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._parts.append(data)
+        if b"\n" not in data:
+            return
+        *lines, rest = b"".join(self._parts).split(b"\n")
+        self._parts = [rest]
         for line in lines:
-            self._on_order(msgspec.json.decode(line, type=Order))
+            order = msgspec.json.decode(line, type=Order)
+            if order.alive:
+                self.say(Word(alive=True))
+            else:
+                self._on_order(order)
