@@ -2,10 +2,11 @@
 
     python -m benchmarks.gateway_histories --first 10000 --count 10000 [--at-once 25] [--at-most-s 540] [--pairs]
 
-`--pairs`: disaggregated fleets of every protocol and assembled replies instead, COUNT seeds of each. Prints how often
-each end was seen and which range was run. A history that fails or hangs is named with its reason, run once more by
-itself, and makes the exit status 1, as does an error in the log or an exception that nobody awaits. Put its seed into
-`ONCE_FAILED` of `tests/integration/test_gateway_history.py`.
+`--pairs`: disaggregated fleets of every protocol and assembled replies instead, COUNT seeds of each; `--processes`: the
+gateway as a process that is killed. Prints how often each end was seen, how often there was something urgent to be
+judged, and which range was run. A history that fails or hangs is named with its reason, run once more by itself, and
+makes the exit status 1, as does an error in the log or an exception that nobody awaits. Put its seed into `ONCE_FAILED`
+of `tests/integration/test_gateway_history.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ import uvloop
 
 from tests.support.history import history
 from tests.support.history_pairs import SHAPES, pair_history
+from tests.support.history_process import process_history
+from tests.support.priority import JUDGED
 
 HANGS_S = 60.0
 History = Callable[[], Coroutine[Any, Any, dict[str, int]]]
@@ -63,6 +66,7 @@ class Sweep:
         self._jobs = jobs
         self._until_s = until_s
         self.ends: collections.Counter[str] = collections.Counter()
+        self.judged: collections.Counter[str] = collections.Counter()
         self.failed: list[tuple[str, History]] = []
         self.done = 0
         self.last = ""
@@ -78,6 +82,7 @@ class Sweep:
                 self.failed.append(job)
                 print(why, flush=True)
             else:
+                self.judged.update({name: ends.pop(name) for name in (*JUDGED, "lives") if name in ends})
                 self.ends.update(ends)
 
 
@@ -92,9 +97,15 @@ def pairs(first: int, count: int) -> Iterator[tuple[str, History]]:
             yield f"{shape} seed {seed}", partial(pair_history, shape, seed)
 
 
+def processes(first: int, count: int) -> Iterator[tuple[str, History]]:
+    for seed in range(first, first + count):
+        yield f"process seed {seed}", partial(process_history, seed)
+
+
 async def main(given: argparse.Namespace, errors: Errors) -> int:
     begun, cpu = time.monotonic(), time.process_time()
-    jobs = (pairs if given.pairs else plain)(given.first, given.count)
+    kind = pairs if given.pairs else processes if given.processes else plain
+    jobs = kind(given.first, given.count)
     sweep = Sweep(jobs, begun + given.at_most_s)
     await asyncio.gather(*(sweep.worker() for _ in range(given.at_once)))
     again = [why for job in sweep.failed for ends, why in [await run_one(*job)] if ends is None]
@@ -104,6 +115,7 @@ async def main(given: argparse.Namespace, errors: Errors) -> int:
         "last": sweep.last,
         "requests": sum(sweep.ends.values()),
         "ends": dict(sweep.ends.most_common()),
+        "judged": dict(sweep.judged),
         "failed": [name for name, _ in sweep.failed],
         "failed_again_alone": again,
         "errors_in_the_log": errors.seen,
@@ -121,6 +133,7 @@ if __name__ == "__main__":
     parser.add_argument("--at-once", type=int, default=25)
     parser.add_argument("--at-most-s", type=float, default=540.0)
     parser.add_argument("--pairs", action="store_true")
+    parser.add_argument("--processes", action="store_true")
     given = parser.parse_args()
     logging.disable(logging.WARNING)
     errors = Errors()

@@ -61,9 +61,10 @@ async def answer(call: Call) -> None:
 class Front:
     """A running gateway and a client of it."""
 
-    def __init__(self, gateway: Gateway, client: HttpClient) -> None:
+    def __init__(self, gateway: Gateway, client: HttpClient, before_start: Any = None) -> None:
         self.gateway = gateway
         self.client = client
+        self.before_start = before_start or (lambda gateway: None)
 
     @property
     def url(self) -> str:
@@ -95,8 +96,10 @@ def instance(upstream: FakeUpstream, name: str, **fields: Any) -> InstanceSettin
 
 
 @asynccontextmanager
-async def front(*upstreams: FakeUpstream, instance_fields: Any = None, **fields: Any) -> AsyncIterator[Front]:
-    """A gateway on free ports in front of `upstreams`, which are named i0, i1, ..."""
+async def front(
+    *upstreams: FakeUpstream, instance_fields: Any = None, before_start: Any = None, **fields: Any
+) -> AsyncIterator[Front]:
+    """A gateway on free ports in front of `upstreams`, which are named i0, i1, ...; `before_start(gateway)` sees it."""
     instances = tuple(instance(u, f"i{n}", **(instance_fields or {})) for n, u in enumerate(upstreams))
     defaults = {
         "port": 0,
@@ -106,20 +109,21 @@ async def front(*upstreams: FakeUpstream, instance_fields: Any = None, **fields:
         "router": RouterSettings(policy="least_requests"),
     }
     gateway = Gateway(GatewaySettings(**{**defaults, **fields}))
+    if before_start is not None:
+        before_start(gateway)
     await gateway.start()
     client = HttpClient()
+    found = Front(gateway, client, before_start)
     try:
         if gateway.settings.instances:
             assert await gateway.wait_ready(30.0)
             while not all(e.up for e in gateway.driver.endpoints.values()):
                 gateway.health._changed.clear()
                 await gateway.health._changed.wait()
-        found = Front(gateway, client)
         yield found
-        gateway = found.gateway  # a test may have put another in its place
     finally:
         await client.close()
-        await gateway.stop()
+        await found.gateway.stop()  # a test may have put another in its place
 
 
 def data_of(body: bytes) -> list[str]:

@@ -7,12 +7,15 @@ way, a client's text must be a prefix of its own expected text, and whole exactl
 import asyncio
 import json
 import random
+import time
 from typing import Any
 
 import msgspec
 
 from tests.support.gateway import MODEL, Front, front, instance
+from tests.support.history_tiers import Caller, Urgency
 from tests.support.loop import until
+from tests.support.priority import Record, check_priority
 from tests.support.upstream import Call, FakeUpstream
 from weighbridge.core.errors import ConfigError, ServiceError
 from weighbridge.gateway import Gateway
@@ -36,9 +39,12 @@ class Engine:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.executions: dict[str, int] = {}
+        self.arrived: list[tuple[float, str]] = []
+        """(time, request id) of every request that came here."""
         self.failing = False
 
     async def __call__(self, call: Call) -> None:
+        self.arrived.append((time.monotonic(), call.headers["x-request-id"]))
         body = json.loads(call.body)
         word = body["messages"][0]["content"]
         self.executions[word] = self.executions.get(word, 0) + 1
@@ -142,11 +148,14 @@ class Engine:
 class Outcome:
     """What one client saw."""
 
-    def __init__(self, word: str, tokens: int, stream: bool) -> None:
+    def __init__(self, word: str, tokens: int, stream: bool, caller: Caller | None = None) -> None:
+        self.caller = caller or Caller("standard", MODEL, ())
         self.word = word
         self.tokens = tokens
         self.stream = stream
         self.text = ""
+        self.limit_s = 30.0
+        """How patient its client is."""
         self.end = "open"  # ok, error_frame, status_N, cut, cancelled
         self.ends = 0
 
@@ -155,15 +164,16 @@ class Outcome:
         self.ends += 1
 
 
-async def client(f: Front, outcome: Outcome, limit_s: float, delay_s: float) -> None:
-    """One request, perhaps given up midway."""
+async def client(f: Any, outcome: Outcome, limit_s: float, delay_s: float) -> None:
+    """One request to whatever has a `url` and a `client`, perhaps given up midway."""
     await asyncio.sleep(delay_s)
     message = {"role": "user", "content": outcome.word}
-    body = {"model": MODEL, "messages": [message], "max_tokens": outcome.tokens, "stream": outcome.stream}
+    caller = outcome.caller
+    body = {"model": caller.model, "messages": [message], "max_tokens": outcome.tokens, "stream": outcome.stream}
     try:
         async with asyncio.timeout(limit_s):
             url = f.url + "/v1/chat/completions"
-            async with f.client.stream("POST", url, body=json.dumps(body).encode()) as reply:
+            async with f.client.stream("POST", url, body=json.dumps(body).encode(), headers=caller.headers) as reply:
                 await read(reply, outcome)
     except TimeoutError:
         outcome.finish("cancelled")
@@ -218,18 +228,26 @@ def check(outcomes: list[Outcome], engines: list[Engine], attempts: int) -> None
 
 
 async def history(seed: int, requests: int = 14) -> dict[str, int]:
-    """One seeded history, checked; how often each end was seen."""
+    """One seeded history, checked; how often each end was seen, and `contests` and the like of `check_priority`."""
     rng = random.Random(seed)
     engines = [Engine(random.Random(rng.random())) for _ in range(rng.choice((1, 2, 3)))]
     upstreams = [FakeUpstream(engine) for engine in engines]
     health = HealthSettings(interval_s=0.05, timeout_s=1.0, eject_s=0.05, eject_max_s=0.1)
-    router = RouterSettings(policy=rng.choice(POLICIES), seed=seed, dispatch=rng.choice(("auto", "hold", "immediate")))
+    urgency = Urgency(seed, MODEL)
+    router = urgency.router(
+        RouterSettings(policy=rng.choice(POLICIES), seed=seed, dispatch=rng.choice(("auto", "hold", "immediate")))
+    )
+    records: list[Record] = []
     for upstream in upstreams:
         await upstream.__aenter__()
     try:
-        instances = tuple(instance(u, f"i{n}") for n, u in enumerate(upstreams))
-        async with front(instances=instances, health=health, router=router) as f:
-            outcomes = [Outcome(f"w{seed}-{n}", rng.randrange(1, 12), rng.random() < 0.7) for n in range(requests)]
+        instances = tuple(instance(u, f"i{n}", **urgency.instance_fields(n)) for n, u in enumerate(upstreams))
+        settings = {"instances": instances, "health": health, "router": router, "keys": urgency.keys()}
+        async with front(before_start=lambda gateway: records.append(Record(gateway)), **settings) as f:
+            outcomes = [
+                Outcome(word, rng.randrange(1, 12), rng.random() < 0.7, urgency.caller(word))
+                for word in (f"w{seed}-{n}" for n in range(requests))
+            ]
             jobs = []
             for outcome in outcomes:
                 limit_s = rng.random() * 0.03 if rng.random() < 0.25 else 30.0
@@ -243,10 +261,12 @@ async def history(seed: int, requests: int = 14) -> dict[str, int]:
             # and a restarted gateway may be asked again by a client whose connection had gone stale
             lives = 1 + troubles.count("restart")
             check(outcomes, engines, 2 * router.max_attempts * lives)
+            arrivals = [(u.url, *each) for u, e in zip(upstreams, engines, strict=True) for each in e.arrived]
+            judged = check_priority(records, arrivals, {o.word: o.caller.tier for o in outcomes})
     finally:
         for upstream in upstreams:
             await upstream.__aexit__()
-    ends: dict[str, int] = {}
+    ends: dict[str, int] = judged
     for outcome in outcomes:
         ends[outcome.end] = ends.get(outcome.end, 0) + 1
     return ends
@@ -302,7 +322,7 @@ async def reload(f: Front, rng: random.Random, upstreams: list[FakeUpstream]) ->
         raise AssertionError("two of one name were accepted")
     except ConfigError:
         assert gateway.settings is old
-    rows.append(instance(upstreams[number], "more"))
+    rows.append(msgspec.structs.replace(rows[number], name="more"))
     await gateway.reload(msgspec.structs.replace(old, instances=tuple(rows)))
 
 
@@ -317,10 +337,12 @@ async def restart(f: Front, rng: random.Random, upstreams: list[FakeUpstream]) -
     assert old.driver.router.live_requests == 0
     assert not old.server.connections
     f.gateway = Gateway(settings)
+    f.before_start(f.gateway)
     try:
         await f.gateway.start()
     except ServiceError:  # of many histories at once another may have been given the port in between
         f.gateway = Gateway(msgspec.structs.replace(settings, port=0))
+        f.before_start(f.gateway)
         await f.gateway.start()
 
 

@@ -42,6 +42,7 @@ class Pool:
         "decode_room",
         "entry",
         "fresh_until_s",
+        "indexes",
         "max_context",
         "room",
         "seconds_per_token",
@@ -51,6 +52,8 @@ class Pool:
 
     def __init__(self, model: str, fleet: Fleet, entry_kv: float, decode_kv: float) -> None:
         serving = [i for i in fleet if i.up and _serves(i, model)]
+        self.indexes = frozenset(i.index for i in serving)
+        """Of all of them."""
         self.decode = [i for i in serving if i.spec.role == "decode"]
         self.entry = [i for i in serving if i.spec.role == "mixed" or (i.spec.role == "prefill" and self.decode)]
         """Where a request may start: mixed instances, and prefill instances if something can decode; where there is

@@ -202,8 +202,13 @@ class HoldQueue:
                 return found
         return None
 
+    def ages(self, live: Live, now_s: float) -> bool:
+        """Whether it has waited beyond its tier's `max_wait_s`, and it is such a one's turn."""
+        most = live.tier.max_wait_s
+        return most is not None and now_s - live.held_s > most and self._since_aged >= AGED_EVERY - 1
+
     def served(self, live: Live, now_s: float) -> None:
-        """`live`, which `first` gave, was sent."""
+        """`live`, which `first` gave or that waited for the same engines elsewhere, was sent."""
         waited = live.tier.max_wait_s
         aged = waited is not None and now_s - live.held_s > waited
         self._since_aged = 0 if aged else self._since_aged + 1

@@ -29,6 +29,31 @@ CLIP = 1.5
 """A clipped output budget is this many times the expected output."""
 
 
+class Turn:
+    """How far a pass over one model's queue has come."""
+
+    __slots__ = ("declined", "full", "live", "pace", "pool", "queue", "tries")
+
+    def __init__(self, pool: Pool, queue: HoldQueue) -> None:
+        self.pool = pool
+        self.queue = queue
+        self.live: Live | None = None
+        """The next one, where somebody has looked already."""
+        self.pace = (0.0, 0.0)
+        """Prefill seconds per token and base of a step, by which deadlines are judged."""
+        self.declined: set[str] = set()
+        self.tries = 0
+        self.full = False
+        """Whether it ended for want of room: the next event may bring some, so nobody is told to wait."""
+
+    def first(self, now_s: float) -> Live | None:
+        """The next one to try."""
+        live, self.live = self.live, None
+        if live is None or live.request.id not in self.queue:  # looked up before, and shed since
+            live = self.queue.first(now_s, self.pace[0], self.pace[1], self.declined)
+        return live
+
+
 class Pump:
     """Both queues: of requests that run nowhere, and of those between their legs."""
 
@@ -46,6 +71,7 @@ class Pump:
         self._held: dict[str, HoldQueue] = {}
         self._handing_off: dict[str, HoldQueue] = {}
         self._looked_s = self._expired_s = float("-inf")
+        self._ages = any(tier.max_wait_s is not None for tier in settings.tiers)
         self._last_tier = max(settings.tiers, key=lambda tier: tier.priority, default=None)
 
     def __len__(self) -> int:
@@ -66,11 +92,11 @@ class Pump:
         """Send a request that runs nowhere, or hold it; and send what else can be sent."""
         asked = False
         queue = self._queue(self._held, live.request)
-        if not queue:
+        if not queue and (len(self._held) == 1 or not any(map(len, self._held.values()))):
             # nobody is before it: the queue would only be a detour
             sent, asked = self._at_once(live, now_s)
             if sent is not None:
-                queue.served(live, now_s)
+                self._served(self._held, queue, live, sent, now_s)
                 return [sent]
         actions = self.hold(live, now_s)
         if asked:
@@ -109,12 +135,16 @@ class Pump:
         self._queue(self._held, live.request).push(live)
         most = self._settings.max_held_tokens
         shed: list[Action] = []
-        while most is not None and self._admission.held_total > most and len(self._held[live.request.model]) > 1:
-            victim = self._held[live.request.model].last()
+        while most is not None and self._admission.held_total > most and sum(map(len, self._held.values())) > 1:
+            victim = self._least_urgent()
             if victim is None:
                 break
             shed.append(self._refuse(victim, 429, "queue_full", self.drain_s(victim.request)))
         return shed
+
+    def _least_urgent(self) -> Live | None:
+        found = [live for queue in self._held.values() if (live := queue.last()) is not None]
+        return max(found, key=lambda live: (live.tier.priority, live.held_s), default=None)
 
     def hand_off(self, live: Live, now_s: float) -> None:
         """Queue a request whose prompt is done and whose decode instance is to be chosen."""
@@ -140,13 +170,53 @@ class Pump:
         if now_s - self._expired_s > EXPIRE_LOOK_S:
             self._expired_s = now_s
             self._expire(now_s, actions)
-        for model, queue in self._handing_off.items():
-            if queue and queue.quiet_until_s <= now_s:
-                self._decode(self._placing.candidates.pool(model), queue, now_s, actions)
-        for model, queue in self._held.items():
-            if queue and queue.quiet_until_s <= now_s:
-                self._entry(self._placing.candidates.pool(model), queue, now_s, actions)
+        if self._handing_off:
+            self._pass(self._handing_off, self._decode, now_s, actions)
+        self._pass(self._held, self._entry, now_s, actions)
         return actions
+
+    def _pass(
+        self, queues: dict[str, HoldQueue], step: Callable[[Turn, float, list[Action]], bool], now_s: float,
+        actions: list[Action],
+    ) -> None:  # fmt: skip
+        """Go through the queues of all models, the most urgent request of all first: models may share engines."""
+        pool = self._placing.candidates.pool
+        turns = [Turn(pool(model), queue) for model, queue in queues.items() if queue and queue.quiet_until_s <= now_s]
+        if turns and len(queues) > 1:
+            waiting = (pool(model) for model, queue in queues.items() if queue and queue.quiet_until_s > now_s)
+            turns = _undisturbed(turns, frozenset[int]().union(*(each.indexes for each in waiting)))
+        if queues is self._held:
+            turns = [turn for turn in turns if self._opens(turn, now_s, actions)]
+        while turns:
+            turn = turns[0] if len(turns) == 1 else self._most_urgent(turns, now_s)
+            if not step(turn, now_s, actions):
+                turns.remove(turn)
+                if turn.declined and not turn.full:
+                    turn.queue.quiet_until_s = now_s + RETRY_S
+            elif self._ages:
+                for each in turns:
+                    each.live = None  # whose turn it is to be aged has changed for all of them
+
+    def _most_urgent(self, turns: list[Turn], now_s: float) -> Turn:
+        """Whose next request goes first: one that has waited too long, else that of the most urgent tier."""
+        best, least = turns[0], float("inf")
+        for turn in turns:
+            live = turn.live = turn.first(now_s)
+            if live is None:
+                return turn  # there is none: its pass ends
+            rank = float("-inf") if turn.queue.ages(live, now_s) else live.tier.priority
+            if rank < least:
+                best, least = turn, rank
+        return best
+
+    def _served(self, queues: dict[str, HoldQueue], queue: HoldQueue, live: Live, sent: Dispatch, now_s: float) -> None:
+        """`live` was sent: of its engine's places one was used, for all who wait for one there."""
+        queue.served(live, now_s)
+        if len(queues) > 1:
+            models = self._placing.fleet.instances[sent.instance].spec.models
+            for model, other in queues.items():
+                if other is not queue and (not models or model in models):
+                    other.served(live, now_s)
 
     def _expire(self, now_s: float, actions: list[Action]) -> None:
         """No wait is without an end."""
@@ -163,41 +233,47 @@ class Pump:
             queue = queues[request.model] = HoldQueue(self._admission.fairness, self._settings.fair_tokens)
         return queue
 
-    def _entry(self, pool: Pool, queue: HoldQueue, now_s: float, actions: list[Action]) -> None:
-        if not pool.entry:
-            actions.extend(self._refuse(live, 503, "no_instance", 1.0) for live in queue)
-            return
-        self._look(pool, now_s)
-        sacrifice(queue, pool.entry, now_s)
-        declined: set[str] = set()
-        tries = 0
-        while queue and tries < GATE_TRIES and len(declined) < MOST_TRIES:
-            live = queue.first(now_s, pool.seconds_per_token, pool.base_s, declined)
-            if live is None:
-                break
-            if live.late and self._settings.reject_hopeless and live.tier.sheddable:
-                self._give_up(live, queue, now_s, actions)
-                continue
-            sent = None
-            if self._admission.may_run(live):
-                cached = self._placing.candidates.cached(live.request)
-                fitting = pool.room.fitting(live.request.prompt_tokens, self._reserve(live), cached)
+    def _opens(self, turn: Turn, now_s: float, actions: list[Action]) -> bool:
+        """Whether somebody may take what is held of a model; all of it is refused if not."""
+        if not turn.pool.entry:
+            actions.extend(self._refuse(live, 503, "no_instance", 1.0) for live in turn.queue)
+            return False
+        self._look(turn.pool, now_s)
+        turn.pace = (turn.pool.seconds_per_token, turn.pool.base_s)
+        sacrifice(turn.queue, turn.pool.entry, now_s)
+        return True
+
+    def _entry(self, turn: Turn, now_s: float, actions: list[Action]) -> bool:
+        """Try the next one that runs nowhere; whether another may be tried after it."""
+        pool, queue = turn.pool, turn.queue
+        if not queue or turn.tries >= GATE_TRIES or len(turn.declined) >= MOST_TRIES:
+            return False
+        live = turn.first(now_s)
+        if live is None:
+            return False
+        if live.late and self._settings.reject_hopeless and live.tier.sheddable:
+            self._give_up(live, queue, now_s, actions)
+            return True
+        sent = None
+        if self._admission.may_run(live):
+            cached = self._placing.candidates.cached(live.request)
+            fitting = pool.room.fitting(live.request.prompt_tokens, self._reserve(live), cached)
+            if not fitting:
+                fitting = self._preempt(live, pool, actions)
                 if not fitting:
-                    fitting = self._preempt(live, pool, actions)
-                    if not fitting:
-                        return
-                usable = self._placing.candidates.usable(live.request, pool, fitting, live.failed_on)
-                full = pool.without(fitting)
-                held = queue.upto(live.tier.priority) if full else 1
-                sent = self._offer(live, pool, usable, now_s, cached, full, held)
-            if sent is None:
-                declined.add(live.request.id)
-                tries += not live.tight
-            else:
-                queue.served(live, now_s)
-                actions.append(sent)
-        if declined:
-            queue.quiet_until_s = now_s + RETRY_S
+                    turn.full = True
+                    return False
+            usable = self._placing.candidates.usable(live.request, pool, fitting, live.failed_on)
+            full = pool.without(fitting)
+            held = queue.upto(live.tier.priority) if full else 1
+            sent = self._offer(live, pool, usable, now_s, cached, full, held)
+        if sent is None:
+            turn.declined.add(live.request.id)
+            turn.tries += not live.tight
+        else:
+            self._served(self._held, queue, live, sent, now_s)
+            actions.append(sent)
+        return True
 
     def _offer(
         self, live: Live, pool: Pool, usable: list[Instance], now_s: float, cached: Mapping[int, int],
@@ -268,25 +344,42 @@ class Pump:
         self._admission.count(charge.request.tier, "preempted")
         return [charge.instance]
 
-    def _decode(self, pool: Pool, queue: HoldQueue, now_s: float, actions: list[Action]) -> None:
+    def _decode(self, turn: Turn, now_s: float, actions: list[Action]) -> bool:
+        """Try the next one between its legs; whether another may be tried after it."""
+        pool, queue = turn.pool, turn.queue
         if not pool.decode:
             actions.extend(self._refuse(live, 503, "no_instance", 1.0) for live in queue)
-            return
-        declined: set[str] = set()
-        while queue and len(declined) < GATE_TRIES:
-            live = queue.first(now_s, 0.0, 0.0, declined)
-            if live is None:
-                break
-            fitting = pool.decode_room.fitting(live.request.prompt_tokens)
-            if not fitting:
-                return
-            usable = self._placing.candidates.usable(live.request, pool, fitting, live.failed_on)
-            released = now_s - live.held_s > self._settings.release_after * live.bound_s
-            sent = self._placing.start_decode(live, usable, now_s, may_hold=not released) if usable else None
-            if sent is None:
-                declined.add(live.request.id)
-            else:
-                queue.remove(live.request.id)
-                actions.append(sent)
-        if declined:
-            queue.quiet_until_s = now_s + RETRY_S
+            return False
+        if not queue or len(turn.declined) >= GATE_TRIES:
+            return False
+        live = turn.first(now_s)
+        if live is None:
+            return False
+        fitting = pool.decode_room.fitting(live.request.prompt_tokens)
+        if not fitting:
+            turn.full = True
+            return False
+        usable = self._placing.candidates.usable(live.request, pool, fitting, live.failed_on)
+        released = now_s - live.held_s > self._settings.release_after * live.bound_s
+        sent = self._placing.start_decode(live, usable, now_s, may_hold=not released) if usable else None
+        if sent is None:
+            turn.declined.add(live.request.id)
+        else:
+            queue.remove(live.request.id)
+            actions.append(sent)
+        return True
+
+
+def _undisturbed(turns: list[Turn], quiet: frozenset[int]) -> list[Turn]:
+    """Those that share no engine, not even by way of one another, with a queue that was told to wait a moment: like
+    one queue, they are looked at together, or less urgent ones of one model would pass those of the other meanwhile.
+
+    `quiet`: indexes of the instances of queues that wait.
+    """
+    while quiet:
+        left = [turn for turn in turns if quiet.isdisjoint(turn.pool.indexes)]
+        if len(left) == len(turns):
+            break
+        quiet = quiet.union(*(turn.pool.indexes for turn in turns if turn not in left))
+        turns = left
+    return turns

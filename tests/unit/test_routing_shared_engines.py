@@ -1,0 +1,119 @@
+"""Two models on the same engines: each has a queue of its own, and urgency holds across both."""
+
+from weighbridge.core.actions import Action, Dispatch, Reject
+from weighbridge.core.events import InstanceUp, PrefillFinished, RequestArrived, RequestFailed, RequestFinished
+from weighbridge.core.instance import InstanceSpec, Limits, Role
+from weighbridge.core.request import Request, Tier
+from weighbridge.routing.router import Router, RouterSettings
+
+TIERS = (
+    Tier(name="interactive", priority=0),
+    Tier(name="standard", priority=10),
+    Tier(name="batch", priority=20, max_wait_s=5.0),
+)
+BOTH = ("one", "two")
+
+
+def up(router: Router, name: str, models: tuple[str, ...] = BOTH, role: Role = "mixed") -> None:
+    slots = Limits(max_sequences=None if role == "prefill" else 1)
+    router.handle(InstanceUp(spec=InstanceSpec(name=name, models=models, role=role, limits=slots), generation=1), 0.0)
+
+
+def fleet(**settings: object) -> Router:
+    settings = {"policy": "least_tokens", "dispatch": "hold", "record_decisions": False, **settings}
+    return Router(RouterSettings(tiers=TIERS, **settings))  # type: ignore[arg-type]
+
+
+def arrive(router: Router, name: str, model: str, tier: str, now_s: float = 0.0) -> list[Action]:
+    request = Request(id=name, model=model, arrival_s=now_s, tier=tier, prompt_tokens=100, max_tokens=10)
+    return router.handle(RequestArrived(request=request), now_s)
+
+
+def finish(router: Router, name: str, now_s: float = 1.0) -> list[str]:
+    return sent(router.handle(RequestFinished(request_id=name, output_tokens=10), now_s))
+
+
+def sent(actions: list[Action]) -> list[str]:
+    return [action.request_id for action in actions if isinstance(action, Dispatch)]
+
+
+def filled() -> Router:
+    router = fleet()
+    up(router, "i")
+    assert sent(arrive(router, "running", "one", "batch")) == ["running"]
+    return router
+
+
+def test_the_most_urgent_goes_first_whatever_its_model() -> None:
+    router = filled()
+    for name, model, tier in (
+        ("b1", "one", "batch"),
+        ("s1", "one", "standard"),
+        ("i2", "two", "interactive"),
+        ("s2", "two", "standard"),
+        ("i1", "one", "interactive"),
+    ):
+        assert sent(arrive(router, name, model, tier)) == []
+    order = ["running"]
+    while router.live_requests:
+        order += finish(router, order[-1])
+    assert set(order[1:3]) == {"i1", "i2"}
+    assert set(order[3:5]) == {"s1", "s2"}
+    assert order[5] == "b1"
+
+
+def test_a_second_try_takes_its_place_and_not_the_room_that_it_left() -> None:
+    router = filled()
+    arrive(router, "urgent", "two", "interactive")
+    assert sent(router.handle(RequestFailed(request_id="running", instance="i", reason="x", retriable=True), 1.0)) == [
+        "urgent"
+    ]
+    assert finish(router, "urgent") == ["running"]
+
+
+def test_one_in_four_places_is_for_those_who_waited_too_long_of_any_model() -> None:
+    router = filled()
+    arrive(router, "old", "two", "batch")
+    arrive(router, "older", "two", "batch")
+    last, order = "running", []
+    for n in range(12):
+        arrive(router, f"u{n}", "one", "interactive", 10.0 + n)
+        (last,) = finish(router, last, 10.0 + n)
+        order.append(last)
+    assert order[3] == "old"
+    assert order[7] == "older"
+    assert [name[0] for name in order].count("u") == 10
+
+
+def test_too_many_are_refused_from_the_least_urgent_end_of_all_queues() -> None:
+    router = fleet(max_held_tokens=250)
+    up(router, "i")
+    arrive(router, "running", "one", "standard")
+    arrive(router, "b", "two", "batch")
+    arrive(router, "s", "one", "standard")
+    (refused,) = [a for a in arrive(router, "i1", "one", "interactive") if isinstance(a, Reject)]
+    assert (refused.request_id, refused.reason) == ("b", "queue_full")
+
+
+def test_who_shares_no_engine_does_not_wait_for_the_other() -> None:
+    router = fleet()
+    up(router, "i", ("one",))
+    up(router, "j", ("two",))
+    arrive(router, "running", "one", "batch")
+    assert sent(arrive(router, "urgent", "one", "interactive")) == []
+    assert sent(arrive(router, "free", "two", "batch")) == ["free"]
+    assert sent(arrive(router, "more", "two", "batch")) == []
+    assert finish(router, "free") == ["more"]
+
+
+def test_decode_legs_keep_the_order_across_models() -> None:
+    router = fleet(binding="late")
+    up(router, "p", role="prefill")
+    up(router, "d", role="decode")
+    for name, model, tier in (("r", "one", "batch"), ("b", "one", "batch"), ("u", "two", "interactive")):
+        assert sent(arrive(router, name, model, tier)) == [name]
+    assert sent(router.handle(PrefillFinished(request_id="r"), 0.1)) == ["r"]
+    assert sent(router.handle(PrefillFinished(request_id="b"), 0.2)) == []
+    assert sent(router.handle(PrefillFinished(request_id="u"), 0.3)) == []
+    assert finish(router, "r") == ["u"]
+    assert finish(router, "u") == ["b"]
