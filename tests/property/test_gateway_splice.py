@@ -5,6 +5,8 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weighbridge.core.errors import RequestError
+from weighbridge.gateway.nesting import check_nesting
 from weighbridge.gateway.splice import add_value, remove_value, repeated_keys, replace_value, top_level
 
 keys = st.one_of(
@@ -67,3 +69,22 @@ def test_repeated_keys_are_seen_in_any_spelling(pairs: list[tuple[str, object]],
     twice = {k for k in names if names.count(k) > 1}
     found = repeated_keys(body, frozenset({"model", "n"}))
     assert (found in twice) if twice else (found is None)
+
+
+def depth(value: object) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth, inner), default=0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(objects, styles, st.booleans())
+def test_nesting_is_counted_whatever_strings_hold(
+    value: object, style: tuple[object, object], ascii_only: bool
+) -> None:
+    body, deep = spelled(value, style, ascii_only), depth(value)
+    check_nesting(body, deep)
+    try:
+        check_nesting(body, deep - 1)
+        raise AssertionError("a level too many was taken")
+    except RequestError as error:
+        assert error.status == 400

@@ -96,7 +96,7 @@ def test_the_newer_budget_name_wins() -> None:
         (b'{"model":"m","model":"other","messages":[]}', "duplicate_key"),
         (b'{"model":"m","mod\\u0065l":"other","messages":[]}', "duplicate_key"),
         (b'{"model":"m","messages":[],"n":1,"max_tokens":1,"max_tokens":900}', "duplicate_key"),
-        (b'{"model":"m","messages":[],"x":' + b"[" * 50_000 + b"]" * 50_000 + b"}", "invalid_json"),
+        (b'{"model":"m","messages":[],"x":' + b"[" * 50_000 + b"]" * 50_000 + b"}", "nesting_too_deep"),
         (b'{"model":"m\xff","messages":[]}', "invalid_json"),
         (b'{"model":"m","m\\u006f\xae":1,"messages":[1]}', "invalid_json"),
         (b'{"model":"m","user":"\xed\xa0\x80","messages":[1]}', "invalid_json"),
@@ -171,3 +171,47 @@ def test_a_longer_conversation_shares_the_earlier_ones_prefix() -> None:
     a, b = (prefix_hashes(b"t", r.text, 64, 1000) for r in (short, long))
     assert len(a) > 5
     assert b[: len(a)] == a
+
+
+@pytest.mark.parametrize("field", ["stop", "stop_sequences"])
+def test_stop_strings_are_few_and_short(field: str) -> None:
+    most = LIMITS.max_stop_chars
+    for good in ([], ["x" * most], ["é" * most] * LIMITS.max_stop, None):
+        chat(**{field: good})
+    for bad in (["x"] * (LIMITS.max_stop + 1), ["ok", "x" * (most + 1)], ["x" * 3_000_000]):
+        with pytest.raises(RequestError, match=f"`{field}`.*at most") as caught:
+            chat(**{field: bad})
+        assert (caught.value.status, caught.value.param) == (400, field)
+    chat(stop="x" * most)
+    with pytest.raises(RequestError, match=f"at most {most} characters"):
+        chat(stop="x" * (most + 1))
+    with pytest.raises(RequestError) as caught:
+        chat(**{field: 5})
+    assert caught.value.param == field
+
+
+def nested(levels: int, field: str = "tools") -> bytes:
+    """A body whose `field` has so many levels below the object's own."""
+    value = b"[" * levels + b"]" * levels
+    return b'{"model":"m","messages":[{"role":"user","content":"]]}"}],"%b":%b,"z":"[{\\""}' % (field.encode(), value)
+
+
+def test_bodies_are_nested_as_deep_as_allowed_and_no_deeper() -> None:
+    most = LIMITS.max_depth
+    ClientRequest("chat", nested(most - 1), LIMITS)
+    for levels in (most, most + 1, 5 * most, 20_000):
+        for field in ("tools", "made_up"):
+            with pytest.raises(RequestError, match=f"`{field}` is nested deeper than the {most} levels") as caught:
+                ClientRequest("chat", nested(levels, field), LIMITS)
+            assert (caught.value.status, caught.value.param) == (400, field)
+    with pytest.raises(RequestError, match="nested deeper"):  # where to look would take too long
+        ClientRequest("chat", nested(200_000), LIMITS)
+    with pytest.raises(RequestError, match="more than 100000 lists and objects"):
+        ClientRequest("chat", b'{"model":"m","messages":[%b]}' % b",".join([b"{}"] * 100_001), LIMITS)
+    wide = ClientRequest("chat", b'{"model":"m","messages":[%b]}' % b",".join([b'{"a":["[[["]}'] * 9_000), LIMITS)
+    assert wide.text_bytes > 9_000
+
+
+def test_a_lower_cap_holds_for_plain_messages_too() -> None:
+    with pytest.raises(RequestError, match="`messages` is nested deeper than the 2 levels"):
+        ClientRequest("chat", b'{"model":"m","messages":[{"role":"user"}]}', RequestLimits(max_depth=2))

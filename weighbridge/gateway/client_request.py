@@ -6,10 +6,11 @@ import re
 from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from weighbridge.core.errors import RequestError
 from weighbridge.gateway.estimate import inline_data
+from weighbridge.gateway.nesting import check_nesting, too_deep
 from weighbridge.gateway.request_fields import COMMON, RequestFields
 from weighbridge.gateway.settings import RequestLimits
 from weighbridge.gateway.splice import LARGE_BYTES, repeated_keys, replace_value
@@ -60,7 +61,7 @@ class ClientRequest:
 
     def __init__(self, endpoint: str, body: bytes, limits: RequestLimits) -> None:
         """Raises RequestError (400, naming the field)."""
-        parsed = _parse(body)
+        parsed = _parse(body, limits)
         values = msgspec.structs.astuple(parsed)
         self.endpoint = endpoint
         self.body = body
@@ -160,7 +161,7 @@ def _check_ids(ids: list[float]) -> None:
         raise RequestError(message, param="prompt", code="integer_above_max_value")
 
 
-def _parse(body: bytes) -> RequestFields:
+def _parse(body: bytes, limits: RequestLimits) -> RequestFields:
     if not body.isascii():
         try:
             body.decode()
@@ -174,10 +175,14 @@ def _parse(body: bytes) -> RequestFields:
         field = path.rstrip("`").lstrip(".").split(".")[0].split("[")[0] or None
         where = f"`{field}`: " if field else "The body must be a JSON object. "
         raise RequestError(f"{where}{message}.", param=field, code="invalid_type") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise too_deep(body, limits.max_depth) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         half = _HALF_PAIR.search(body)
         why = f"`{half[0].decode()}` is half of a surrogate pair and stands alone" if half else str(error)
         raise RequestError(f"The body is not valid JSON: {why}", code="invalid_json") from None
+    if body.count(b"[") + body.count(b"{") > limits.max_depth:  # of few bodies, whatever their strings hold
+        check_nesting(body, limits.max_depth)
     return parsed
 
 
@@ -246,8 +251,21 @@ def _check_caps(parsed: RequestFields, limits: RequestLimits) -> None:
         value = getattr(parsed, name)
         if value is not None and value is not UNSET and not 1 <= _whole(name, value) <= limits.max_n:
             raise RequestError(f"`{name}` must be between 1 and {limits.max_n}.", param=name)
-    if isinstance(parsed.stop, list) and len(parsed.stop) > limits.max_stop:
-        raise RequestError(f"At most {limits.max_stop} stop strings.", param="stop", code="array_above_max_length")
+    for name in ("stop", "stop_sequences"):
+        _check_stop(name, getattr(parsed, name), limits)
+
+
+def _check_stop(name: str, value: str | list[str] | UnsetType | None, limits: RequestLimits) -> None:
+    """Engines look for every stop string after every token."""
+    if value is None or value is UNSET:
+        return
+    words = [value] if isinstance(value, str) else value
+    if len(words) > limits.max_stop:
+        message = f"`{name}` must hold at most {limits.max_stop} strings."
+        raise RequestError(message, param=name, code="array_above_max_length")
+    if any(len(word) > limits.max_stop_chars for word in words):
+        message = f"A string in `{name}` must have at most {limits.max_stop_chars} characters."
+        raise RequestError(message, param=name, code="string_above_max_length")
 
 
 def overload_choices(header: bytes | None) -> tuple[str, ...]:

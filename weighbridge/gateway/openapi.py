@@ -158,7 +158,8 @@ def _generation(endpoint: str, limits: RequestLimits) -> Json:
 
 def _body(endpoint: str, limits: RequestLimits) -> Json:
     budget = _integer(1, limits.max_tokens)
-    words = {"type": "array", "items": _text(), "maxItems": limits.max_stop}
+    word = {"type": "string", "maxLength": limits.max_stop_chars}
+    words = {"type": "array", "items": word, "maxItems": limits.max_stop}
     properties: Json = {
         "model": {"type": ["string", "null"]},
         "stream": {"type": ["boolean", "null"]},
@@ -166,7 +167,8 @@ def _body(endpoint: str, limits: RequestLimits) -> Json:
         **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), budget),
         "n": _integer(1, limits.max_n),
         "best_of": _integer(1, limits.max_n),
-        "stop": {"anyOf": [_text(), words, {"type": "null"}]},
+        "stop": {"anyOf": [word, words, {"type": "null"}]},
+        "stop_sequences": {"anyOf": [words, {"type": "null"}]},
         "service_tier": {"type": ["string", "null"]},
     }
     # addresses of engines are the gateway's own to write

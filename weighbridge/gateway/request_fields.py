@@ -26,6 +26,7 @@ class RequestFields(msgspec.Struct):
     n: int | float | UnsetType | None = UNSET
     best_of: int | float | UnsetType | None = UNSET
     stop: str | list[str] | UnsetType | None = UNSET
+    stop_sequences: list[str] | UnsetType | None = UNSET
     service_tier: str | UnsetType | None = UNSET
     tools: msgspec.Raw | UnsetType = UNSET
     system: msgspec.Raw | UnsetType = UNSET

@@ -106,6 +106,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_n: Count = 16
     max_prompts: Count = 256
     max_stop: Count = 16
+    max_stop_chars: Count = 1024  # of one stop string
+    max_depth: Count = 128  # lists and objects in one another
 
 
 class TracingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
