@@ -2,11 +2,13 @@
 
     python benchmarks/policies.py run --regimes all --seeds 901 902 903 904 905 --out results.jsonl
     python benchmarks/policies.py table results.jsonl
+    python benchmarks/policies.py against round_robin least_requests --files results.jsonl --regimes 8/mixed
 
 `run` appends one JSON line per simulation and skips those that are there already, so it can be stopped and resumed.
 Recorded regimes need `--traces DIR` with the public traces. `table` prints Markdown: per regime the best baseline
 (the best mean over the seeds), the paired difference of `calibrated` with its standard error and worst seed, P99 TTFT
-and TPOT over all served requests, and the shed rate.
+and TPOT over all served requests as means over the seeds, the ratio of those TTFTs, in how many seeds the ratio of
+that seed is above 2, and the shed rate with its worst seed. `against` takes the best of the named baselines only.
 """
 
 from __future__ import annotations
@@ -56,6 +58,8 @@ STRONG = (
     "block_cost",
     "affinity_gate",
 )
+TAIL = 2.0
+"""How many times the best baseline's P99 TTFT may be: the bound that `table` counts seeds against."""
 AZURE = {"8/azure-conversation": ("azure_conv.2023.csv.gz", 67.0), "8/azure-code": ("azure_code.2023.csv.gz", 10.6)}
 
 
@@ -175,34 +179,60 @@ def sweep(arguments: argparse.Namespace) -> None:
                     out.flush()
 
 
+Runs = dict[int, dict[str, Any]]
+"""One policy in one regime, by seed."""
+
+
+def read(files: list[Path]) -> dict[str, dict[str, Runs]]:
+    """Rows of results by regime, policy and seed."""
+    by: dict[str, dict[str, Runs]] = {}
+    for path in files:
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            by.setdefault(row["regime"], {}).setdefault(row["policy"], {})[row["seed"]] = row
+    return by
+
+
+def mean(runs: Runs, key: str, seeds: list[int]) -> float:
+    return fmean(runs[seed][key] for seed in seeds)
+
+
+def compare(name: str, ours: Runs, baselines: dict[str, Runs]) -> str:
+    """One line of the table: `calibrated` against the best of these in the regime."""
+    seeds = sorted(ours)
+    complete = {policy: runs for policy, runs in baselines.items() if set(runs) >= set(seeds)}
+    if not complete:
+        raise SystemExit(f"{name}: no baseline was run with all of the seeds {seeds}")
+    best = max(complete, key=lambda policy: mean(complete[policy], "attainment", seeds))
+    theirs = complete[best]
+    paired = [100 * (ours[s]["attainment"] - theirs[s]["attainment"]) for s in seeds]
+    error = stdev(paired) / math.sqrt(len(paired)) if len(paired) > 1 else math.nan
+    tails = [(theirs[s]["ttft_p99_s"], ours[s]["ttft_p99_s"]) for s in seeds]
+    longer = sum(mine > TAIL * base for base, mine in tails)
+    ratio = sum(mine for _, mine in tails) / sum(base for base, _ in tails)
+    shed = [100 * ours[s]["shed"] for s in seeds]
+    return (
+        f"| {name} | {best} | {100 * mean(theirs, 'attainment', seeds):.1f} | "
+        f"{100 * mean(ours, 'attainment', seeds):.1f} | {fmean(paired):+.1f} ± {error:.1f} | {min(paired):+.1f} | "
+        f"{mean(theirs, 'ttft_p99_s', seeds):.2f} / {mean(ours, 'ttft_p99_s', seeds):.2f} | {ratio:.1f} | "
+        f"{longer} of {len(seeds)} | "
+        f"{1e3 * mean(theirs, 'tpot_p99_s', seeds):.0f} / {1e3 * mean(ours, 'tpot_p99_s', seeds):.0f} | "
+        f"{fmean(shed):.2f} ({max(shed):.2f}) |"
+    )
+
+
 def table(arguments: argparse.Namespace) -> None:
-    rows = [json.loads(line) for path in arguments.files for line in path.read_text().splitlines()]
-    print("| regime | best baseline | its % | calibrated % | difference ± SE | worst seed | "
-          "P99 TTFT s | P99 TPOT ms | shed % |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|---|")
-    for name in dict.fromkeys(r["regime"] for r in rows):
-        by: dict[str, dict[int, dict[str, Any]]] = {}
-        for r in rows:
-            if r["regime"] == name:
-                by.setdefault(r["policy"], {})[r["seed"]] = r
-        ours = by.pop("calibrated")
-        seeds = sorted(ours)
-
-        def mean(runs: dict[int, dict[str, Any]], key: str, over: list[int] = seeds) -> float:
-            return fmean(runs[s][key] for s in over)
-
-        complete = {p: runs for p, runs in by.items() if set(runs) >= set(seeds)}
-        best = max(complete, key=lambda p: mean(complete[p], "attainment"))
-        theirs = complete[best]
-        paired = [100 * (ours[s]["attainment"] - theirs[s]["attainment"]) for s in seeds]
-        error = stdev(paired) / math.sqrt(len(paired)) if len(paired) > 1 else math.nan
-        print(
-            f"| {name} | {best} | {100 * mean(theirs, 'attainment'):.1f} | {100 * mean(ours, 'attainment'):.1f} | "
-            f"{fmean(paired):+.1f} ± {error:.1f} | {min(paired):+.1f} | "
-            f"{mean(theirs, 'ttft_p99_s'):.2f} / {mean(ours, 'ttft_p99_s'):.2f} | "
-            f"{1e3 * mean(theirs, 'tpot_p99_s'):.0f} / {1e3 * mean(ours, 'tpot_p99_s'):.0f} | "
-            f"{100 * mean(ours, 'shed'):.2f} |"
-        )
+    """Per regime against the best of all baselines, or of those in `against`."""
+    against = getattr(arguments, "against", None)
+    print("| regime | best baseline | its % | calibrated % | difference ± SE | worst seed | P99 TTFT s | ratio | "
+          f"above {TAIL:g}x | P99 TPOT ms | shed % (worst) |")  # fmt: skip
+    print("|---" * 11 + "|")
+    for name, policies in read(arguments.files).items():
+        if arguments.regimes and name not in arguments.regimes:
+            continue
+        ours = policies.pop("calibrated", None)
+        if ours:
+            print(compare(name, ours, {p: runs for p, runs in policies.items() if not against or p in against}))
 
 
 def matrix(arguments: argparse.Namespace) -> None:
@@ -233,7 +263,13 @@ def main() -> None:
     running.set_defaults(do=sweep)
     tabling = commands.add_parser("table")
     tabling.add_argument("files", nargs="+", type=Path)
+    tabling.add_argument("--regimes", nargs="+", help="only these")
     tabling.set_defaults(do=table)
+    some = commands.add_parser("against", help="the table against the best of some baselines only")
+    some.add_argument("against", nargs="+", metavar="NAME", choices=BASELINES)
+    some.add_argument("--files", nargs="+", type=Path, required=True)
+    some.add_argument("--regimes", nargs="+", help="only these")
+    some.set_defaults(do=table)
     listing = commands.add_parser("matrix")
     listing.add_argument("files", nargs="+", type=Path)
     listing.set_defaults(do=matrix)

@@ -4,12 +4,20 @@
 
 Near saturation (where round robin meets about 82 % of the SLOs) the router believes in constants that are off
 by a factor; engines cost what they cost. Prints attainment in per cent, mean over the seeds, as a Markdown table.
+
+    python benchmarks/wrong_profile.py --regimes 8/chat --loads 1 1.25 --seconds 180 --windows 0 10 120 --seeds 101
+
+With `--windows` (where each begins; the last ends with the arrivals) one row per arm, regime and load instead, without
+the driver's refinement: attainment of what arrived within each window, and the worst seed's difference to the right
+constants there.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from statistics import fmean
 
 from weighbridge.core.actions import Action
@@ -31,6 +39,7 @@ ARMS = {
     "decode 7 times too cheap": (1.0, 1 / 7),
     "decode 7 times too dear": (1.0, 7.0),
 }
+WINDOW_ARMS = {**ARMS, "all 7 times too dear": (7.0, 7.0)}
 
 
 class RefiningRouter(Router):
@@ -62,15 +71,45 @@ def believing(fleet: SimulatedFleet, prefill: float, decode: float) -> Simulated
     return replace(fleet, instances=tuple(replace(i, believed=wrong(i.terms)) for i in fleet.instances))
 
 
-def attainment(regime: str, arm: str, refine: bool, seed: int, seconds: float) -> float:
-    """Share of offered requests that met their SLOs, in per cent."""
-    one = REGIMES[regime].run("calibrated", seed)
+def attainment(
+    regime: str, factors: tuple[float, float], refine: bool, seed: int, seconds: float, load: float = 1.0,
+    windows: Sequence[float] = (0.0,),
+) -> list[float]:  # fmt: skip
+    """Share of the requests offered within each window that met their SLOs, in per cent."""
+    one = replace(REGIMES[regime], duration_s=max(seconds, REGIMES[regime].duration_s)).run(
+        "calibrated", seed, load=load
+    )
     settings = RouterSettings(policy="calibrated", tiers=one.tiers, seed=seed)
     router = RefiningRouter(settings) if refine else Router(settings)
     requests = [r for r in one.workload.requests(seed) if r.arrival_s < seconds]
-    simulation = Simulation(router, believing(one.fleet, *ARMS[arm]), SimulationSettings(seed=seed))
+    simulation = Simulation(router, believing(one.fleet, *factors), SimulationSettings(seed=seed))
     records = simulation.run(requests)
-    return 100.0 * summarise(records, {tier.name: tier for tier in one.tiers}).attainment
+    tiers = {tier.name: tier for tier in one.tiers}
+    ends = [*windows[1:], inf]
+    return [
+        100.0 * summarise([r for r in records if begin <= r.scheduled_s < end], tiers).attainment
+        for begin, end in zip(windows, ends, strict=True)
+    ]
+
+
+def by_window(args: argparse.Namespace) -> None:
+    """One row per regime, load and arm; per window the mean, and the worst seed against the right constants."""
+    ends = [*(f"{begin:g}" for begin in args.windows[1:]), f"{args.seconds:g}"]
+    columns = [f"{begin:g} to {end} s (worst seed)" for begin, end in zip(args.windows, ends, strict=True)]
+    print(
+        "| regime | load | believed constants | " + " | ".join(columns) + " |\n|---|---|---" + "|---" * len(ends) + "|"
+    )
+    for regime in args.regimes:
+        for load in args.loads:
+            right: list[list[float]] = []
+            for arm, factors in WINDOW_ARMS.items():
+                made = [attainment(regime, factors, False, s, args.seconds, load, args.windows) for s in args.seeds]
+                right = right or made
+                cells = []
+                for k in range(len(args.windows)):
+                    worst = min(each[k] - base[k] for each, base in zip(made, right, strict=True))
+                    cells.append(f"{fmean(each[k] for each in made):.1f} ({worst:+.1f})")
+                print(f"| {regime} | {load:g} | {arm} | {' | '.join(cells)} |", flush=True)
 
 
 def main() -> None:
@@ -78,12 +117,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=100.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103])
     parser.add_argument("--regimes", nargs="+", default=["8/mixed", "4+4/mixed"])
+    parser.add_argument("--loads", type=float, nargs="+", default=[1.0])
+    parser.add_argument("--windows", type=float, nargs="+", help="where each window of arrivals begins, in seconds")
     args = parser.parse_args()
+    if args.windows:
+        by_window(args)
+        return
     print(f"| believed constants | {' | '.join(f'{r}, fixed | {r}, refined' for r in args.regimes)} |")
     print("|---" * (1 + 2 * len(args.regimes)) + "|")
     for arm in ARMS:
         cells = [
-            fmean(attainment(regime, arm, refine, seed, args.seconds) for seed in args.seeds)
+            fmean(attainment(regime, ARMS[arm], refine, seed, args.seconds)[0] for seed in args.seeds)
             for regime in args.regimes
             for refine in (False, True)
         ]

@@ -130,8 +130,8 @@ class Level:
 class HoldQueue:
     """Held requests of one model."""
 
-    __slots__ = ("_entries", "_fair_tokens", "_fairness", "_levels", "_order", "_sequence", "_since_aged",
-                 "judged_s", "quiet_until_s")  # fmt: skip
+    __slots__ = ("_entries", "_fair_tokens", "_fairness", "_full_s", "_full_since_s", "_levels", "_order",
+                 "_sequence", "_since_aged", "judged_s", "quiet_until_s")  # fmt: skip
 
     def __init__(self, fairness: Fairness | None = None, fair_tokens: int = 16_384) -> None:
         self.quiet_until_s = float("-inf")
@@ -145,6 +145,8 @@ class HoldQueue:
         self._order: list[Level] = []
         self._sequence = 0
         self._since_aged = 0
+        self._full_s = 0.0
+        self._full_since_s: float | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -212,6 +214,21 @@ class HoldQueue:
         waited = live.tier.max_wait_s
         aged = waited is not None and now_s - live.held_s > waited
         self._since_aged = 0 if aged else self._since_aged + 1
+
+    def found(self, room: bool, now_s: float) -> None:
+        """Whoever is first was found room for, or there was none."""
+        since = self._full_since_s
+        if room:
+            if since is not None:
+                self._full_s += now_s - since
+                self._full_since_s = None
+        elif since is None:
+            self._full_since_s = now_s
+
+    def full_s(self, now_s: float) -> float:
+        """Seconds until now in which there was no room for whoever was first."""
+        since = self._full_since_s
+        return self._full_s if since is None else self._full_s + now_s - since
 
     def last(self) -> Live | None:
         """The one to shed when there are too many: of the least urgent sheddable tier, the latest to arrive."""

@@ -25,11 +25,13 @@ class Live:
         "due_s",
         "expected_output_tokens",
         "failed_on",
+        "full_s",
         "held_s",
         "late",
         "length_scale",
         "lengths",
         "max_tokens",
+        "no_room_s",
         "prefill_tokens",
         "request",
         "sacrificed",
@@ -44,6 +46,10 @@ class Live:
         self.failed_on: frozenset[str] = frozenset()
         self.stage: Stage = RUNNING
         self.held_s = request.arrival_s
+        self.full_s = 0.0
+        """For how long there had been no room when it came to the queue (`HoldQueue.full_s`)."""
+        self.no_room_s = 0.0
+        """For how long of its wait there was none, when last offered to the policy."""
         self.expected_output_tokens = request.max_tokens
         self.lengths: LengthTable | None = None
         """What the output length is estimated from."""

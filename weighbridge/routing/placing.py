@@ -145,6 +145,7 @@ class Placing:
             full=self.candidates.options(live.request, full, leg, live.expected_output_tokens, cached) if full else (),
             held=held,
             released=released,
+            no_room_s=live.no_room_s,
         )
         try:
             choice = self.policy.choose(view)

@@ -46,7 +46,7 @@ class View:
     `deadline_s` is when its first token is due, infinity where its tier has no such bound.
     `full` are further instances that could take it but have no room now, shown where speeds differ; `held` requests of
     its tier and more urgent ones wait here, this one included. `released`: it has waited so long that only a better
-    instance is worth waiting for.
+    instance is worth waiting for. `no_room_s`: for so long, since it came, nobody could be sent for want of room.
     """
 
     __slots__ = (
@@ -57,6 +57,7 @@ class View:
         "held",
         "leg",
         "may_hold",
+        "no_room_s",
         "now_s",
         "options",
         "released",
@@ -81,10 +82,12 @@ class View:
         full: Sequence[Option] = (),
         held: int = 1,
         released: bool = False,
+        no_room_s: float = 0.0,
     ) -> None:
         self.full = full
         self.held = held
         self.released = released
+        self.no_room_s = no_room_s
         self.request = request
         self.options = options
         self.fleet = fleet

@@ -116,8 +116,11 @@ class Pump:
         live.held_s = now_s
         cached = self._placing.candidates.cached(live.request)
         fitting = pool.room.fitting(live.request.prompt_tokens, self._reserve(live), cached)
+        queue = self._queue(self._held, live.request)
+        queue.found(bool(fitting), now_s)
         if not fitting:
             return None, False
+        live.no_room_s = 0.0
         usable = self._placing.candidates.usable(live.request, pool, fitting, live.failed_on)
         return self._offer(live, pool, usable, now_s, cached, pool.without(fitting), 1), True
 
@@ -132,7 +135,9 @@ class Pump:
         """Queue a request that runs nowhere; if that is too much, shed the least urgent."""
         live.stage, live.held_s = HELD, now_s
         self._admission.hold(live)
-        self._queue(self._held, live.request).push(live)
+        queue = self._queue(self._held, live.request)
+        live.full_s = queue.full_s(now_s)
+        queue.push(live)
         most = self._settings.max_held_tokens
         shed: list[Action] = []
         while most is not None and self._admission.held_total > most and sum(map(len, self._held.values())) > 1:
@@ -258,11 +263,13 @@ class Pump:
         if self._admission.may_run(live):
             cached = self._placing.candidates.cached(live.request)
             fitting = pool.room.fitting(live.request.prompt_tokens, self._reserve(live), cached)
+            queue.found(bool(fitting), now_s)
             if not fitting:
                 fitting = self._preempt(live, pool, actions)
                 if not fitting:
                     turn.full = True
                     return False
+            live.no_room_s = queue.full_s(now_s) - live.full_s
             usable = self._placing.candidates.usable(live.request, pool, fitting, live.failed_on)
             full = pool.without(fitting)
             held = queue.upto(live.tier.priority) if full else 1

@@ -3,8 +3,8 @@
 Among instances with room it takes the one with the best expected hits: the chance that the request meets its bounds
 there, less the hits it takes from those running. Seconds (its own and those it costs others) only break near-ties. It
 lets a request wait while its best net hits are below `gate` of what an idle instance would give it: for half a second,
-and longer only while somebody there would come near a bound. Late requests go only where they cost others nearly
-nothing.
+and longer only while somebody there would come near a bound and its TTFT stays within `tail` times what requests of
+late would have had without the gate. Late requests go only where they cost others nearly nothing.
 
 Affinity is a price in the same score: prompt tokens that a warmer option would not have to compute count as the
 requests whose prompts the fleet could compute instead, times the share of its prefill capacity that is in use.
@@ -18,11 +18,15 @@ from math import inf
 from weighbridge.routing.backlog import Faster, alone_s, done_s
 from weighbridge.routing.forecast import Asked, Forecast, chance, forecast_terms, fullest
 from weighbridge.routing.policy import Choice, Option, View, least
+from weighbridge.routing.recent import Recent
 
 LATE_LOSS = 0.1
 SLACK_S = 0.1
 PATIENCE_S = 0.5
-"""The gate looks for a better moment for this long, whoever is at stake."""
+"""The gate looks for a better moment for this long, whoever is at stake and however long requests wait without it."""
+REMEMBERED, LAST = 1000, 0.01
+"""Of the last so many requests the gate knows what TTFT each would have had without it; all but this share of them had
+at most the one that the others are measured by."""
 MORE_HITS = 0.1
 SOONER = 0.85
 """Of the time in which faster instances work off all that is held, as far as bounds go: some will go elsewhere."""
@@ -43,16 +47,22 @@ class Calibrated:
     holds = True
     shortlist = True
 
-    def __init__(self, gate: float = 0.6, error: float = 0.2, seconds: float = 0.02, near: float = 0.7) -> None:
+    def __init__(
+        self, gate: float = 0.6, error: float = 0.2, seconds: float = 0.02, near: float = 0.7, tail: float = 2.0
+    ) -> None:
         """`gate`: share of an idle instance's hits below which a request waits. `error` of forecasts as a share of
         bounds, more where a profile says so. `seconds`: hits that a second is worth. `near`: how near to its bound on
-        decoding, in errors, a tier must come for a request to be kept from it for longer than PATIENCE_S."""
-        if not 0.0 <= gate < 1.0 or error <= 0.0:
-            raise ValueError("gate must be in [0, 1) and error above 0")
+        decoding, in errors, a tier must come for a request to be kept from it for longer than PATIENCE_S. `tail`: how
+        many times the TTFT that it, or all but the last per cent of those of late, would have had without the gate the
+        gate may make of it."""
+        if not 0.0 <= gate < 1.0 or error <= 0.0 or tail < 1.0:
+            raise ValueError("gate must be in [0, 1), error above 0 and tail at least 1")
         self.gate = gate
         self.error = error
         self.seconds = seconds
         self.near = near
+        self.tail = tail
+        self._ungated = Recent(REMEMBERED, LAST)
 
     def choose(self, view: View) -> Choice:
         """Pick the option with the best net hits, or wait."""
@@ -93,6 +103,8 @@ class Calibrated:
                 tight = view.deadline_s - view.now_s < made.ttft_s
                 if self._waits(view, option, made, tight, asked):
                     return Choice(None, tight=tight)
+            if view.leg != "decode":
+                self._ungated.add(view.no_room_s + made.ttft_s)
         return Choice(best, scores, terms)
 
     def _better_later(self, view: View, option: Option, asked: Asked, made: Forecast) -> bool:
@@ -145,7 +157,12 @@ class Calibrated:
         slack_s = view.deadline_s - view.now_s
         if slack_s <= made.ttft_s + SLACK_S or made.hit - made.loss >= self.gate * self._alone(option, asked):
             return False
-        if (view.tier.ttft_s or 0.0) - slack_s < PATIENCE_S:
+        waited_s = (view.tier.ttft_s or 0.0) - slack_s
+        if asked.leg != "decode":
+            ungated_s = max(view.no_room_s + made.ttft_s, self._ungated.value())
+            if waited_s + made.ttft_s > max(self.tail * ungated_s, PATIENCE_S):
+                return False
+        if waited_s < PATIENCE_S:
             return True
         # it has had its time to find a better moment: more of it only if somebody there would come near its bound
         return fullest(option, cost, asked, made) > 1.0 - self.near * self.error
