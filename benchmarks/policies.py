@@ -198,13 +198,12 @@ def mean(runs: Runs, key: str, seeds: list[int]) -> float:
 
 
 def compare(name: str, ours: Runs, baselines: dict[str, Runs]) -> str:
-    """One line of the table: `calibrated` against the best of these in the regime."""
-    seeds = sorted(ours)
-    complete = {policy: runs for policy, runs in baselines.items() if set(runs) >= set(seeds)}
-    if not complete:
-        raise SystemExit(f"{name}: no baseline was run with all of the seeds {seeds}")
-    best = max(complete, key=lambda policy: mean(complete[policy], "attainment", seeds))
-    theirs = complete[best]
+    """One line of the table: `calibrated` against the best of these in the regime, over the seeds that all have."""
+    seeds = sorted(set(ours).intersection(*baselines.values()))
+    if not baselines or not seeds:
+        raise SystemExit(f"{name}: there is no seed with which calibrated and all of its baselines were run")
+    best = max(baselines, key=lambda policy: mean(baselines[policy], "attainment", seeds))
+    theirs = baselines[best]
     paired = [100 * (ours[s]["attainment"] - theirs[s]["attainment"]) for s in seeds]
     error = stdev(paired) / math.sqrt(len(paired)) if len(paired) > 1 else math.nan
     tails = [(theirs[s]["ttft_p99_s"], ours[s]["ttft_p99_s"]) for s in seeds]
