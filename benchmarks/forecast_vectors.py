@@ -48,7 +48,7 @@ def vectors(options: list[Option]) -> dict[str, Array]:
     tiers = np.zeros((5, most, len(options)))
     for n, each in enumerate(stands):
         for place, sums in enumerate(each.tiers if each is not None else ()):
-            tiers[:, place, n] = sums
+            tiers[:, place, n] = sums.count, sums.each, sums.decoding, sums.first, sums.remaining
     columns["tiers"] = tiers
     return columns
 

@@ -66,7 +66,7 @@ class Admission:
 
     def enter(self, live: Live, now_s: float) -> Refusal | None:
         """A new request: charge its tenant's bucket, or say why not. What enters must `leave` once."""
-        tenant = live.request.tenant
+        tenant = live.tenant
         limit = self.limit(tenant)
         if limit is not UNLIMITED:
             refusal = self._take(tenant, limit, live.cost_tokens, now_s)
@@ -83,19 +83,19 @@ class Admission:
 
     def adopt(self, live: Live) -> None:
         """A request that runs already enters without being asked or charged. It must `leave` once as well."""
-        tenant = live.request.tenant
+        tenant = live.tenant
         self.fairness.arrived(tenant)
         limit = self.limit(tenant)
         if limit is not UNLIMITED:
             bucket = self._buckets.get(tenant)
             if bucket is None:
                 burst = float(limit.burst_tokens or (limit.tokens_per_s or 0.0) * 10.0)
-                bucket = self._buckets[tenant] = _Bucket(burst, live.request.arrival_s)
+                bucket = self._buckets[tenant] = _Bucket(burst, live.arrival_s)
             bucket.requests += 1
 
     def leave(self, live: Live) -> None:
         """A request that entered has ended."""
-        tenant = live.request.tenant
+        tenant = live.tenant
         self.fairness.ended(tenant)
         bucket = self._buckets.get(tenant)
         if bucket is not None:
@@ -105,24 +105,24 @@ class Admission:
 
     def hold(self, live: Live, sign: int = 1) -> None:
         """A request begins to wait, or stops (sign -1)."""
-        name = live.tier.name
+        name = live.tier_name
         self.held_tokens[name] = self.held_tokens.get(name, 0) + sign * live.cost_tokens
         self.held_total += sign * live.cost_tokens
 
     def run(self, live: Live, sign: int = 1) -> None:
         """A request was sent, or its attempt ended (sign -1)."""
-        name = live.tier.name
+        name = live.tier_name
         self.running_tokens[name] = self.running_tokens.get(name, 0) + sign * live.cost_tokens
 
     def may_run(self, live: Live) -> bool:
         """Whether the tier's bound on running tokens leaves room for it."""
-        most = live.tier.max_running_tokens
-        running = self.running_tokens.get(live.tier.name, 0)
+        most = live.running_most
+        running = self.running_tokens.get(live.tier_name, 0)
         return most is None or running == 0 or running + live.cost_tokens <= most
 
     def served(self, live: Live, prompt_tokens: int, output_tokens: int) -> None:
         """Tokens that the tenant was given (negative: taken back)."""
-        tenant = live.request.tenant
+        tenant = live.tenant
         self.fairness.served(tenant, prompt_tokens, output_tokens, self.limit(tenant).weight)
 
     def look(self, instances: Iterable[Instance]) -> float:

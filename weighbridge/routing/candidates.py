@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
+from typing import Any
 
 from weighbridge.core.actions import Leg
 from weighbridge.core.decision import Candidate, Decision, ShadowChoice
@@ -170,7 +171,7 @@ class Candidates:
         return self._match
 
     def options(
-        self, request: Request, instances: Sequence[Instance], leg: Leg, decode_tokens: int, cached: Mapping[int, int]
+        self, request: Request, instances: Sequence[Instance], leg: Leg, decode_tokens: int, cached: dict[int, int]
     ) -> list[Option]:
         """One Option per instance; valid until the next call."""
         options = []
@@ -201,11 +202,13 @@ def decision(
     """The record of a placement: every instance of the fleet, chosen from or excluded with the reason."""
     assert choice.index is not None
     scores: Sequence[float | None] = choice.scores
+    terms: Sequence[Any] = choice.terms
     if not scores:
         scores = [None] * len(view.options)
-    elif not isfinite(sum(choice.scores)):  # not so if one is not
-        scores = [score if isfinite(score) else None for score in choice.scores]
-    terms = choice.terms
+    elif not choice.lasting:  # another library's numbers, or such that JSON cannot hold
+        scores = [float(score) if isfinite(score) else None for score in choice.scores]
+    if terms and not choice.lasting:
+        terms = [_finite(each) for each in terms]
     candidates = []
     for index, option in enumerate(view.options):
         instance = option.instance
@@ -214,7 +217,7 @@ def decision(
             cached_tokens=option.cached_tokens,
             prefill_tokens=instance.prefill_tokens + option.prefill_tokens,
             decode_tokens=instance.decode_tokens + option.decode_tokens,
-            terms=_finite(terms[index]) if terms else NO_TERMS,
+            terms=terms[index] if terms else NO_TERMS,
             score=scores[index],
         )
         candidates.append(candidate)
@@ -243,9 +246,7 @@ def decision(
 
 def _finite(terms: Mapping[str, float]) -> dict[str, float]:
     """A copy, since the policy may use its own again; without what JSON cannot hold."""
-    if isfinite(sum(terms.values())):  # the sum is finite only if all are
-        return dict(terms)
-    return {name: value for name, value in terms.items() if isfinite(value)}
+    return {name: float(value) for name, value in terms.items() if isfinite(value)}
 
 
 def _serves(instance: Instance, model: str) -> bool:

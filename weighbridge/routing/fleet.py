@@ -35,6 +35,8 @@ class Charge:
         "found_no_queue",
         "generation",
         "group",
+        "hashes",
+        "id",
         "instance",
         "kv_tokens",
         "number",
@@ -42,6 +44,7 @@ class Charge:
         "pausable",
         "prefill_left",
         "priority",
+        "prompt_tokens",
         "request",
         "shares",
     )
@@ -57,13 +60,16 @@ class Charge:
         now_s: float,
     ) -> None:
         self.request = request
+        self.id = request.id
+        self.prompt_tokens = request.prompt_tokens
+        self.hashes = request.prefix_hashes
         self.instance = instance
         self.generation = instance.generation
         self.cached_tokens = cached_tokens
         self.prefill_left = prefill_tokens
         self.expected_output_tokens = expected_output_tokens
         self.decode_left = expected_output_tokens
-        self.kv_tokens = request.prompt_tokens
+        self.kv_tokens = self.prompt_tokens
         self.output_tokens = 0
         self.dispatched_s = now_s
         self.first_token_s: float | None = None
@@ -248,49 +254,48 @@ class Fleet:
 
         A request has one current charge at a time: raises ValueError if it has one already.
         """
-        if request.id in self.charges:
-            raise ValueError(f"request {request.id} is charged already")
+        request_id = request.id
+        if request_id in self.charges:
+            raise ValueError(f"request {request_id} is charged already")
+        fresh = request.prompt_tokens - cached_tokens if prefill else 0
         charge = Charge(
-            request,
-            instance,
-            cached_tokens=cached_tokens,
-            prefill_tokens=request.prompt_tokens - cached_tokens if prefill else 0,
-            expected_output_tokens=expected_output_tokens,
-            now_s=now_s,
-        )
+            request, instance, cached_tokens=cached_tokens, prefill_tokens=fresh,
+            expected_output_tokens=expected_output_tokens, now_s=now_s,
+        )  # fmt: skip
         if tier is not None:
             charge.priority = tier.priority
-        self.charges[request.id] = charge
+        self.charges[request_id] = charge
         self._book(charge, now_s, tier)
         return charge
 
     def _book(self, charge: Charge, now_s: float, tier: Tier | None) -> None:
-        instance, request = charge.instance, charge.request
+        instance, hashes = charge.instance, charge.hashes
         instance.changes += 1
-        instance.charges[request.id] = charge
+        instance.charges[charge.id] = charge
         if charge.prefill_left:
-            instance.prefilling[request.id] = charge
+            instance.prefilling[charge.id] = charge
             instance.prefill_tokens += charge.prefill_left
             instance.sent_since_report_tokens += charge.prefill_left
         if charge.decode_left:
-            group = instance.groups.get(request.tier)
+            name = charge.request.tier
+            group = instance.groups.get(name)
             if group is None:
-                group = instance.groups[request.tier] = Group(tier)
+                group = instance.groups[name] = Group(tier)
             group.count += 1
             group.remaining += charge.decode_left
             charge.group = group
             instance.decode_tokens += charge.decode_left
         instance.kv_tokens += charge.kv_tokens
-        instance.prompt_tokens += request.prompt_tokens
+        instance.prompt_tokens += charge.prompt_tokens
         instance.last_dispatch_s = now_s
         instance.dispatches += 1
         charge.number = instance.dispatches
-        if request.prefix_hashes:
+        if hashes:
             self.prefix_version += 1
-            instance.prefix.insert(request.prefix_hashes)
+            instance.prefix.insert(hashes)
             if instance.prefix.capacity_blocks:
                 charge.shares = True
-                instance.shared_kv.add(request.prefix_hashes, request.prefix_block_tokens)
+                instance.shared_kv.add(hashes, charge.request.prefix_block_tokens)
 
     def first_token(self, request_id: str, now_s: float, remaining: int | None = None) -> None:
         """The prompt is computed and the first token is out: no prefill is owed, no source is needed any more."""
@@ -316,7 +321,7 @@ class Fleet:
             instance.changes += 1
             instance.prefill_tokens -= charge.prefill_left
             instance.prefilled_tokens += charge.prefill_left
-            instance.prefilling.pop(charge.request.id, None)
+            instance.prefilling.pop(charge.id, None)
             instance.last_first_token_s = now_s
         charge.prefill_left = 0
 
@@ -372,15 +377,15 @@ class Fleet:
             return
         instance = charge.instance
         instance.changes += 1
-        instance.charges.pop(charge.request.id, None)
+        instance.charges.pop(charge.id, None)
         if charge.prefill_left:
             instance.prefill_tokens -= charge.prefill_left
-            instance.prefilling.pop(charge.request.id, None)
+            instance.prefilling.pop(charge.id, None)
         instance.decode_tokens -= charge.decode_left
         instance.kv_tokens -= charge.kv_tokens
-        instance.prompt_tokens -= charge.request.prompt_tokens
+        instance.prompt_tokens -= charge.prompt_tokens
         if charge.shares:
-            instance.shared_kv.remove(charge.request.prefix_hashes, charge.request.prefix_block_tokens)
+            instance.shared_kv.remove(charge.hashes, charge.request.prefix_block_tokens)
         group = charge.group
         if group is not None:
             group.count -= 1

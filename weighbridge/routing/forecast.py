@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 
 from weighbridge.routing.cost import Cost
-from weighbridge.routing.fleet import Instance
+from weighbridge.routing.fleet import Charge, Instance
 from weighbridge.routing.policy import Option, View
 from weighbridge.routing.standing import Standing, TierSums
 
@@ -32,8 +32,6 @@ SHARPNESS = 1.7
 MOST_WAIT_S = 60.0
 SURE = 12.0
 """Margins beyond this many logistic units are certain: both chances are 1."""
-_exp = math.exp
-_ceil = math.ceil
 _INFINITY = math.inf
 
 
@@ -42,7 +40,7 @@ def chance(margin: float, width: float) -> float:
     z = SHARPNESS * margin / width
     if z > 30.0:
         return 1.0
-    return 1.0 / (1.0 + _exp(-z)) if z > -30.0 else 0.0
+    return 1.0 / (1.0 + math.exp(-z)) if z > -30.0 else 0.0
 
 
 class Forecast:
@@ -162,15 +160,15 @@ def forecast_terms(option: Option, cost: Cost, asked: Asked) -> Terms:
     if prompt:
         if instance.prefill_tokens:
             owed = _owed(instance, asked.now_s, per_token + td / room)
-            wait += per_token * owed + _ceil(owed / room) * td
-        prefill = per_token * prompt + (td if prompt <= room else _ceil(prompt / room) * td)
+            wait += per_token * owed + math.ceil(owed / room) * td
+        prefill = per_token * prompt + (td if prompt <= room else math.ceil(prompt / room) * td)
     else:
         prefill = td
         transfer = cost.transfer_latency_s + cost.transfer_token_s * context
     left, stay, overlap = stands.left, 0.0, 0.0
     if left > 0:
         # chance that one of those running is still there after a quarter of this request's life
-        stay = _exp(-0.25 * output / left)
+        stay = math.exp(-0.25 * output / left)
         # average share of this request's life that one of the others is beside it
         half = stay * stay
         overlap = left * (1.0 - half * half) / output
@@ -206,19 +204,22 @@ def _hit(asked: Asked, width: float, ttft_s: float, tpot_s: float, transfer_s: f
         bound = asked.tpot_s
         if bound is not None:
             z = SHARPNESS * (bound - tpot_s) / (width * asked.error * bound)
-            hit = 1.0 / (1.0 + _exp(-z)) if z > -30.0 else 0.0
+            hit = 1.0 / (1.0 + math.exp(-z)) if z > -30.0 else 0.0
         elif asked.e2e_s is not None:
             hit = chance(asked.left_s - ttft_s - asked.output * tpot_s, width * asked.error * asked.e2e_s)
     if (leg != "decode" or transfer_s) and asked.slack_s != _INFINITY:
         z = SHARPNESS * (asked.slack_s - ttft_s) / (width * asked.ttft_s)
         if z < 30.0:
-            hit *= 1.0 / (1.0 + _exp(-z)) if z > -30.0 else 0.0
+            hit *= 1.0 / (1.0 + math.exp(-z)) if z > -30.0 else 0.0
     return hit
 
 
 def _owed(instance: Instance, now_s: float, seconds_per_token: float) -> float:
     """Prompt tokens ahead, less what the first of them has progressed since it began."""
-    head = next(iter(instance.prefilling.values()))
+    head: Charge | None = None
+    for head in instance.prefilling.values():  # noqa: B007 - the first; an iterator asked for one costs more
+        break
+    assert head is not None
     began = max(head.dispatched_s, instance.last_first_token_s)
     return instance.prefill_tokens - min(0.9 * head.prefill_left, (now_s - began) / seconds_per_token)
 
@@ -240,13 +241,13 @@ def _loss(tiers: list[TierSums], asked: Asked, tpot_s: float, stall_s: float, sh
     """Hits that those running there would lose, tier by tier at their mean."""
     loss = 0.0
     now_s, sharp = asked.now_s, asked.sharp
-    for count, each, decoding, first, remaining in tiers:
+    for tier in tiers:
         # logistic units of margin to the bound: their mean TPOT so far and to come, without and with this request
-        before = sharp * (1.0 + first - decoding * now_s - remaining * tpot_s)
-        after = before - sharp * (each * shared_s + decoding * stall_s)
+        before = sharp * (1.0 + tier.first - tier.decoding * now_s - tier.remaining * tpot_s)
+        after = before - sharp * (tier.each * shared_s + tier.decoding * stall_s)
         if after < SURE and before > -SURE:
-            still = 1.0 / (1.0 + _exp(-after)) if after > -SURE else 0.0
-            loss += count * (1.0 / (1.0 + _exp(-before)) - still)
+            still = 1.0 / (1.0 + math.exp(-after)) if after > -SURE else 0.0
+            loss += tier.count * (1.0 / (1.0 + math.exp(-before)) - still)
     return loss
 
 
@@ -260,9 +261,10 @@ def fullest(option: Option, cost: Cost, asked: Asked, made: Forecast) -> float:
     stall = cost.prefill_s * option.prefill_tokens
     together = 0.0
     if stands.left > 0:
-        together = stands.left * (1.0 - _exp(-asked.output / stands.left))
+        together = stands.left * (1.0 - math.exp(-asked.output / stands.left))
     shared = together * (cost.sequence_s + cost.kv_s * (asked.context + 0.5 * asked.output))
     most = 0.0
-    for _, each, decoding, first, remaining in stands.tiers:
-        most = max(most, decoding * (asked.now_s + stall) - first + remaining * made.tpot_s + each * shared)
+    for tier in stands.tiers:
+        used = tier.decoding * (asked.now_s + stall) - tier.first + tier.remaining * made.tpot_s + tier.each * shared
+        most = max(most, used)
     return most

@@ -72,7 +72,7 @@ class Lane:
             late: Entry | None = None
             for entry in self._ordered():
                 live = entry[2]
-                if live.request.id in skip:
+                if live.id in skip:
                     continue
                 if live.late or start_s + live.prefill_tokens * seconds_per_token <= live.deadline_s:
                     return entry
@@ -161,18 +161,18 @@ class HoldQueue:
     def push(self, live: Live) -> None:
         """Hold a request."""
         live.late = live.sacrificed = False
-        priority = live.tier.priority
+        priority = live.priority
         level = self._levels.get(priority)
         if level is None:
             level = self._levels[priority] = Level(priority)
             self._order = sorted(self._levels.values(), key=lambda each: each.priority)
-        tenant = live.request.tenant
+        tenant = live.tenant
         lane = level.lanes.get(tenant)
         if lane is None:
             lane = level.lanes[tenant] = Lane()
         self._sequence += 1
         entry = (live.due_s, self._sequence, live)
-        self._entries[live.request.id] = (level, lane, entry)
+        self._entries[live.id] = (level, lane, entry)
         lane.push(entry)
         if live.tier.max_wait_s is not None:
             level.arrivals.append(live)

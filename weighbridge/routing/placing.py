@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from weighbridge.core.actions import Dispatch, Leg
 from weighbridge.core.errors import WeighbridgeError
@@ -46,7 +46,7 @@ class Placing:
 
     def start(
         self, live: Live, pool: Pool, instances: list[Instance], now_s: float, *, may_hold: bool,
-        cached: Mapping[int, int] | None = None, full: Sequence[Instance] = (), held: int = 1, released: bool = False,
+        cached: dict[int, int] | None = None, full: Sequence[Instance] = (), held: int = 1, released: bool = False,
     ) -> Dispatch | None:  # fmt: skip
         """Ask the policy for one of `instances` and send the request there; nothing if it would rather wait.
         `cached` is what `Candidates.cached` said, if that was asked already; the rest is as in `View`."""
@@ -85,7 +85,7 @@ class Placing:
         option = view.options[choice.index]
         prefill, cached = option.instance, option.cached_tokens
         self.fleet.charge(live.request, prefill, cached_tokens=cached, expected_output_tokens=0, now_s=now_s)
-        self.fleet.hand_off(live.request.id)
+        self.fleet.hand_off(live.id)
         live.stage = RUNNING
         decode_choice, decode_view = self._ask(live, pool.decode, "decode", now_s, may_hold=False)
         assert decode_choice.index is not None
@@ -108,7 +108,7 @@ class Placing:
         if choice.index is None:
             return None
         option = view.options[choice.index]
-        source = self.fleet.sources[live.request.id]
+        source = self.fleet.sources[live.id]
         live.stage = RUNNING
         action = self._send(live, view, choice, "decode", source.instance.name)
         self.fleet.charge(
@@ -124,7 +124,7 @@ class Placing:
 
     def _ask(
         self, live: Live, instances: list[Instance], leg: Leg, now_s: float, *, may_hold: bool,
-        cached: Mapping[int, int] | None = None, full: Sequence[Instance] = (), held: int = 1, released: bool = False,
+        cached: dict[int, int] | None = None, full: Sequence[Instance] = (), held: int = 1, released: bool = False,
     ) -> tuple[Choice, View]:  # fmt: skip
         if cached is None:
             cached = self.candidates.cached(live.request)
@@ -179,11 +179,11 @@ class Placing:
         priority = None
         if chosen.spec.takes_priority:
             # within a tier the earliest deadline first; both fit a 64-bit integer
-            priority = live.tier.priority * 10**13 + round(live.due_s * 1000)
+            priority = live.priority * 10**13 + round(live.due_s * 1000)
         return Dispatch(
             max_tokens=live.max_tokens,
             priority=priority,
-            request_id=live.request.id,
+            request_id=live.id,
             instance=chosen.name,
             attempt=live.attempts,
             leg=leg,

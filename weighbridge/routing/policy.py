@@ -104,9 +104,10 @@ class Choice:
     """`index` into `view.options`, or None to wait (only where `view.may_hold`); one score per option (lower is
     better, may be empty for a policy that has none), and for each option its terms in seconds by name, where the
     policy can explain itself. `tight` with no index: it would miss its first-token bound wherever it went now, so
-    nobody behind it need wait for it."""
+    nobody behind it need wait for it. `lasting`: all its numbers are finite floats, and the terms dictionaries made for
+    this choice alone, so that the record may keep them as they are."""
 
-    __slots__ = ("index", "note", "scores", "terms", "tight")
+    __slots__ = ("index", "lasting", "note", "scores", "terms", "tight")
 
     def __init__(
         self,
@@ -115,8 +116,10 @@ class Choice:
         terms: Sequence[Mapping[str, float]] = (),
         note: str = "",
         tight: bool = False,
+        lasting: bool = False,
     ) -> None:
         self.index = index
+        self.lasting = lasting
         self.tight = tight
         self.scores = scores
         self.terms = terms

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from weighbridge.core.actions import Action, Dispatch, Preempt, Reject
 from weighbridge.core.request import Request
@@ -49,7 +49,7 @@ class Turn:
     def first(self, now_s: float) -> Live | None:
         """The next one to try."""
         live, self.live = self.live, None
-        if live is None or live.request.id not in self.queue:  # looked up before, and shed since
+        if live is None or live.id not in self.queue:  # looked up before, and shed since
             live = self.queue.first(now_s, self.pace[0], self.pace[1], self.declined)
         return live
 
@@ -107,7 +107,7 @@ class Pump:
 
     def _at_once(self, live: Live, now_s: float) -> tuple[Dispatch | None, bool]:
         """Offer a request to the policy, and whether that was possible: it has room and time left."""
-        pool = self._placing.candidates.pool(live.request.model)
+        pool = self._placing.candidates.pool(live.model)
         self._look(pool, now_s)
         if now_s + pool.base_s + live.prefill_tokens * pool.seconds_per_token > live.deadline_s:
             return None, False
@@ -115,7 +115,7 @@ class Pump:
             return None, False
         live.held_s = now_s
         cached = self._placing.candidates.cached(live.request)
-        fitting = pool.room.fitting(live.request.prompt_tokens, self._reserve(live), cached)
+        fitting = pool.room.fitting(live.prompt_tokens, self._reserve(live), cached)
         queue = self._queue(self._held, live.request)
         queue.found(bool(fitting), now_s)
         if not fitting:
@@ -149,7 +149,7 @@ class Pump:
 
     def _least_urgent(self) -> Live | None:
         found = [live for queue in self._held.values() if (live := queue.last()) is not None]
-        return max(found, key=lambda live: (live.tier.priority, live.held_s), default=None)
+        return max(found, key=lambda live: (live.priority, live.held_s), default=None)
 
     def hand_off(self, live: Live, now_s: float) -> None:
         """Queue a request whose prompt is done and whose decode instance is to be chosen."""
@@ -159,10 +159,10 @@ class Pump:
     def drop(self, live: Live) -> None:
         """Take a request out of whichever queue it is in."""
         if live.stage == HELD:
-            self._held[live.request.model].remove(live.request.id)
+            self._held[live.model].remove(live.id)
             self._admission.hold(live, -1)
         elif live.stage == HANDING_OFF:
-            self._handing_off[live.request.model].remove(live.request.id)
+            self._handing_off[live.model].remove(live.id)
         live.stage = RUNNING
 
     def drain_s(self, request: Request) -> float:
@@ -209,7 +209,7 @@ class Pump:
             live = turn.live = turn.first(now_s)
             if live is None:
                 return turn  # there is none: its pass ends
-            rank = float("-inf") if turn.queue.ages(live, now_s) else live.tier.priority
+            rank = float("-inf") if turn.queue.ages(live, now_s) else live.priority
             if rank < least:
                 best, least = turn, rank
         return best
@@ -262,7 +262,7 @@ class Pump:
         sent = None
         if self._admission.may_run(live):
             cached = self._placing.candidates.cached(live.request)
-            fitting = pool.room.fitting(live.request.prompt_tokens, self._reserve(live), cached)
+            fitting = pool.room.fitting(live.prompt_tokens, self._reserve(live), cached)
             queue.found(bool(fitting), now_s)
             if not fitting:
                 fitting = self._preempt(live, pool, actions)
@@ -272,10 +272,10 @@ class Pump:
             live.no_room_s = queue.full_s(now_s) - live.full_s
             usable = self._placing.candidates.usable(live.request, pool, fitting, live.failed_on)
             full = pool.without(fitting)
-            held = queue.upto(live.tier.priority) if full else 1
+            held = queue.upto(live.priority) if full else 1
             sent = self._offer(live, pool, usable, now_s, cached, full, held)
         if sent is None:
-            turn.declined.add(live.request.id)
+            turn.declined.add(live.id)
             turn.tries += not live.tight
         else:
             self._served(self._held, queue, live, sent, now_s)
@@ -283,7 +283,7 @@ class Pump:
         return True
 
     def _offer(
-        self, live: Live, pool: Pool, usable: list[Instance], now_s: float, cached: Mapping[int, int],
+        self, live: Live, pool: Pool, usable: list[Instance], now_s: float, cached: dict[int, int],
         full: list[Instance], held: int,
     ) -> Dispatch | None:  # fmt: skip
         if not usable:
@@ -292,7 +292,7 @@ class Pump:
             clipped = round(CLIP * live.expected_output_tokens)
             if clipped < live.request.max_tokens:
                 live.max_tokens = clipped
-                self._admission.count(live.tier.name, "clipped")
+                self._admission.count(live.tier_name, "clipped")
         if full and now_s - live.held_s > FASTER * self._settings.release_after * live.bound_s:
             # it has waited for a faster one long enough: let it wait in an engine's own queue, if that is still better;
             # one at a time, so that the others can still go elsewhere
@@ -312,8 +312,8 @@ class Pump:
     def _give_up(self, live: Live, queue: HoldQueue, now_s: float, actions: list[Action]) -> None:
         """It cannot make its deadline: defer it where the client allows that, else refuse it."""
         last = self._last_tier
-        if "defer" in live.request.allow and last is not None and last.priority > live.tier.priority:
-            self._admission.count(live.tier.name, "deferred")
+        if "defer" in live.request.allow and last is not None and last.priority > live.priority:
+            self._admission.count(live.tier_name, "deferred")
             since = live.held_s
             self.drop(live)
             live.defer(last, self._settings.default_ttft_s)
@@ -334,7 +334,7 @@ class Pump:
             if instance.spec.preemption and not instance.prefill_tokens:
                 for charge in instance.charges.values():
                     key = (charge.priority, charge.dispatched_s)
-                    if charge.priority > live.tier.priority and charge.pausable and (best is None or key > best[:2]):
+                    if charge.priority > live.priority and charge.pausable and (best is None or key > best[:2]):
                         best = (*key, charge)
         if best is None:
             return []
@@ -362,7 +362,7 @@ class Pump:
         live = turn.first(now_s)
         if live is None:
             return False
-        fitting = pool.decode_room.fitting(live.request.prompt_tokens)
+        fitting = pool.decode_room.fitting(live.prompt_tokens)
         if not fitting:
             turn.full = True
             return False
@@ -370,9 +370,9 @@ class Pump:
         released = now_s - live.held_s > self._settings.release_after * live.bound_s
         sent = self._placing.start_decode(live, usable, now_s, may_hold=not released) if usable else None
         if sent is None:
-            turn.declined.add(live.request.id)
+            turn.declined.add(live.id)
         else:
-            queue.remove(live.request.id)
+            queue.remove(live.id)
             actions.append(sent)
         return True
 

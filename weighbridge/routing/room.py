@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from heapq import nsmallest
 
 from weighbridge.routing.cost import DEFAULT_BUDGET
@@ -16,7 +16,19 @@ SHORTLIST = 16
 WARM_OWED = 2.0
 """An instance that holds more than half of the prompt may owe this many budgets, and all its KV may be filled: the
 request adds little there and much elsewhere. The policy weighs the wait against the prefill it saves."""
-NOTHING: Mapping[int, int] = {}
+NOTHING: dict[int, int] = {}
+
+
+class _Limits:
+    """Of one instance: prompt tokens it may owe, sequences it may run, KV tokens it may hold."""
+
+    __slots__ = ("budget", "capacity", "instance", "most")
+
+    def __init__(self, instance: Instance, budget: float, most: float, capacity: float) -> None:
+        self.instance = instance
+        self.budget = budget
+        self.most = most
+        self.capacity = capacity
 
 
 class Room:
@@ -29,7 +41,7 @@ class Room:
         self._instances = list(instances)
         self._share = share
         self._warm_kv = max(1.0 / share, 1.0)
-        self._rows: list[tuple[Instance, float, float, float]] = []
+        self._rows: list[_Limits] = []
         self.refresh()
 
     def refresh(self) -> None:
@@ -46,17 +58,18 @@ class Room:
                 budget *= fastest / instance.cost.prefill_s
             most = infinity if limits.max_sequences is None else float(limits.max_sequences)
             capacity = infinity if limits.kv_tokens is None else self._share * limits.kv_tokens
-            self._rows.append((instance, budget, most, capacity))
+            self._rows.append(_Limits(instance, budget, most, capacity))
 
-    def fitting(self, prompt_tokens: int, part: float = 1.0, cached: Mapping[int, int] = NOTHING) -> list[Instance]:
+    def fitting(self, prompt_tokens: int, part: float = 1.0, cached: dict[int, int] = NOTHING) -> list[Instance]:
         """Instances that owe less prompt than one step's budget, scaled by speed so that a slow one gets a shorter
         queue, and whose KV share holds this prompt and a margin. An instance that runs nothing takes anything.
         `part` of the limits applies; `cached` tokens of the prompt, by instance index, need no KV of their own."""
         need = prompt_tokens + GROWTH_TOKENS
         found = []
-        for instance, budget, most, capacity in self._rows:
+        for row in self._rows:
+            instance = row.instance
             owed, saved = instance.prefill_tokens, 0
-            owed_most, kv_most = budget * part, capacity * part
+            owed_most, kv_most = row.budget * part, row.capacity * part
             if cached:
                 saved = cached.get(instance.index, 0)
                 if 2 * saved > prompt_tokens:
@@ -66,14 +79,14 @@ class Room:
                 continue
             running = len(instance.charges)
             if running and (
-                running >= most * part or instance.kv_tokens - instance.shared_kv.tokens + need - saved > kv_most
+                running >= row.most * part or instance.kv_tokens - instance.shared_kv.tokens + need - saved > kv_most
             ):
                 continue
             found.append(instance)
         return found
 
 
-def shortlist(instances: list[Instance], cached_tokens: Mapping[int, int]) -> list[Instance]:
+def shortlist(instances: list[Instance], cached_tokens: dict[int, int]) -> list[Instance]:
     """The instances worth a full forecast: those with the least queue and step time, less what the request saves by
     its cached tokens there (by instance index); in fleet order."""
     if len(instances) <= MOST_FORECAST:

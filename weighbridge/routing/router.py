@@ -191,7 +191,7 @@ class Router:
 
     def _enter(self, live: Live, now_s: float) -> list[Action]:
         """Place a request that runs nowhere, hold it, or reject it."""
-        pool = self._placing.candidates.pool(live.request.model)
+        pool = self._placing.candidates.pool(live.model)
         if pool.alone and 0 < live.attempts == self.settings.max_attempts - 1:
             # the last try: it depends on one engine, not on two and what is between them, and has waited enough
             live.held_s = now_s
@@ -205,8 +205,8 @@ class Router:
             sent = self._placing.start(live, pool, usable, now_s, may_hold=False)
             return [sent] if sent else []
         actions = self._pump.arrive(live, now_s)
-        if live.stage == HELD and live.request.id in self._live:
-            actions.insert(0, Hold(request_id=live.request.id))
+        if live.stage == HELD and live.id in self._live:
+            actions.insert(0, Hold(request_id=live.id))
         return actions
 
     def _first_token(self, event: FirstToken, now_s: float) -> list[Action]:
@@ -243,10 +243,10 @@ class Router:
         if self.settings.correct and charge.live and charge.prefill_left:
             self._correction.first_token(charge, charge.prefill_left, now_s)
         self.fleet.prefilled(event.request_id, now_s)
-        if live.request.id in self.fleet.sources or charge.instance.spec.role != "prefill":
+        if live.id in self.fleet.sources or charge.instance.spec.role != "prefill":
             return self._moved(now_s)  # its decode leg runs already, perhaps since before this reply was read
         self.fleet.hand_off(event.request_id)
-        pool = self._placing.candidates.pool(live.request.model)
+        pool = self._placing.candidates.pool(live.model)
         usable = self._placing.candidates.usable(live.request, pool, pool.decode, live.failed_on)
         if not usable:
             return [self._reject(live, 503, "no_instance", 1.0)]
@@ -255,8 +255,8 @@ class Router:
             return [sent] if sent else []
         self._pump.hand_off(live, now_s)
         actions = self._pump.run(now_s)
-        if live.stage == HANDING_OFF and live.request.id in self._live:
-            actions.insert(0, Hold(request_id=live.request.id))
+        if live.stage == HANDING_OFF and live.id in self._live:
+            actions.insert(0, Hold(request_id=live.id))
         return actions
 
     def _finished(self, event: RequestFinished, now_s: float) -> list[Action]:
@@ -265,7 +265,7 @@ class Router:
             self._placing.lengths.observe(live.request, event.output_tokens)
             charge = self.fleet.sources.get(event.request_id) or self.fleet.charges.get(event.request_id)
             if event.cached_tokens is not None and charge is not None:
-                self.fleet.prefix_credit.observe(live.request.prompt_tokens, charge.cached_tokens, event.cached_tokens)
+                self.fleet.prefix_credit.observe(live.prompt_tokens, charge.cached_tokens, event.cached_tokens)
         return self._ended(event.request_id, now_s)
 
     def _cancelled(self, event: RequestCancelled, now_s: float) -> list[Action]:
@@ -288,19 +288,19 @@ class Router:
         return self._enter(live, now_s)
 
     def _reject(self, live: Live, status: int, reason: str, retry_after_s: float | None = None) -> Reject:
-        self.admission.count(live.tier.name, reason)
-        self._forget(live.request.id)
-        return Reject(request_id=live.request.id, status=status, reason=reason, retry_after_s=retry_after_s)
+        self.admission.count(live.tier_name, reason)
+        self._forget(live.id)
+        return Reject(request_id=live.id, status=status, reason=reason, retry_after_s=retry_after_s)
 
     def _started(self, live: Live) -> None:
         self.admission.run(live)
-        self.admission.served(live, live.request.prompt_tokens, live.expected_output_tokens)
+        self.admission.served(live, live.prompt_tokens, live.expected_output_tokens)
 
     def _stop(self, live: Live) -> None:
         """End whatever a request has here: its place in a queue, or its charges."""
         if live.stage != RUNNING:
             self._pump.drop(live)
-        charge = self.fleet.release(live.request.id)
+        charge = self.fleet.release(live.id)
         if charge is not None:
             # what was served beyond or below the expectation is settled now
             self.admission.served(live, 0, charge.output_tokens - live.expected_output_tokens)

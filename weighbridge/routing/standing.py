@@ -16,9 +16,20 @@ BOUND_SHARE = 0.8
 FEWEST_TOKENS = 8.0
 LEAST_ROOM = 64
 
-TierSums = tuple[int, float, float, float, float]
-"""Of one tier's requests there: how many, and as shares of the seconds that their bounds allow them all together: as
-many seconds, as many as decode, the sum of their first-token times, and as many as there are output tokens to come."""
+
+class TierSums:
+    """Of one tier's requests there: how many, and as shares of the seconds that their bounds allow them all together:
+    as many seconds (`each`), as many as decode, the sum of their first-token times, and as many as there are output
+    tokens to come."""
+
+    __slots__ = ("count", "decoding", "each", "first", "remaining")
+
+    def __init__(self, count: int, each: float, decoding: float, first: float, remaining: float) -> None:
+        self.count = count
+        self.each = each
+        self.decoding = decoding
+        self.first = first
+        self.remaining = remaining
 
 
 class Standing:
@@ -63,5 +74,5 @@ def _tiers(groups: Iterable[Group]) -> list[TierSums]:
             bound = BOUND_SHARE * group.e2e_s / max(total / count, FEWEST_TOKENS)
         share = 1.0 / (bound * total)
         decoding = group.decoding * share
-        tiers.append((count, count * share, decoding, group.first_us * 1e-6 * share, remaining * share))
+        tiers.append(TierSums(count, count * share, decoding, group.first_us * 1e-6 * share, remaining * share))
     return tiers

@@ -12,11 +12,12 @@ requests whose prompts the fleet could compute instead, times the share of its p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import nsmallest
 from math import inf
 
 from weighbridge.routing.backlog import Faster, alone_s, done_s
-from weighbridge.routing.forecast import Asked, Forecast, chance, forecast_terms, fullest
+from weighbridge.routing.forecast import Asked, Forecast, Terms, chance, forecast_terms, fullest
 from weighbridge.routing.policy import Choice, Option, View, least
 from weighbridge.routing.recent import Recent
 
@@ -39,6 +40,7 @@ MOST_STRETCH = 12.0
 """A request that takes so many times longer on the instance with room than on a faster one waits for that, whatever
 those behind it would gain: a little for each of them against minutes for it."""
 MOST_INTERFERENCE = 0.7
+NO_FORECAST: Terms = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Calibrated:
@@ -72,40 +74,52 @@ class Calibrated:
         asked = Asked(view, options[0].decode_tokens, self.error, interference)
         warmest, price = 0, 0.0
         if view.request.prefix_hashes:
-            warmest = min(option.prefill_tokens for option in options)
+            warmest = _warmest(options)
             price = offered.displaced(view.now_s) * interference
         terms: list[dict[str, float]] = []
         scores: list[float] = []
+        total, lowest, kept_at, kept = 0.0, inf, -1, NO_FORECAST
         output, weight = options[0].decode_tokens, self.seconds
         for option in options:
             cost = option.instance.cost
             if cost is None:
                 return self._by_tokens(view)
-            wait, prefill, transfer, tpot, delay, hit, loss, kv_over = forecast_terms(option, cost, asked)
+            made = forecast_terms(option, cost, asked)
+            wait, prefill, transfer, tpot, delay, hit, loss, kv_over = made
             seconds = wait + prefill + transfer + output * tpot + delay
+            total += seconds + tpot + hit
+            if view.explain:
+                terms.append(_named(made))
             if kv_over > 0.0:
                 seconds += kv_over * cost.prefill_s * (option.instance.decoding + 1)
-            if view.explain:
-                each = {"wait_s": wait, "prefill_s": prefill, "tpot_s": tpot, "delay_to_others_s": delay, "hit": hit}
-                if transfer:
-                    each["transfer_s"] = transfer
-                terms.append(each)
-            scores.append(weight * seconds - hit + loss + price * (option.prefill_tokens - warmest))
+            score = weight * seconds - hit + loss + price * (option.prefill_tokens - warmest)
+            if score < lowest:
+                lowest, kept_at, kept = score, len(scores), made
+            scores.append(score)
+            total += score
         best = least(scores, view.rng)
         if view.may_hold:
-            option = options[best]
-            cost = option.instance.cost
-            assert cost is not None
-            made = Forecast(*forecast_terms(option, cost, asked))  # once more, and not all kept: most are not looked at
-            if view.full and self._better_later(view, option, asked, made):
-                return Choice(None)
-            if option.instance.charges and not view.released:
-                tight = view.deadline_s - view.now_s < made.ttft_s
-                if self._waits(view, option, made, tight, asked):
-                    return Choice(None, tight=tight)
-            if view.leg != "decode":
-                self._ungated.add(view.no_room_s + made.ttft_s)
-        return Choice(best, scores, terms)
+            cost = options[best].instance.cost
+            if kept_at != best and cost is not None:  # a tie, and drawn for another
+                kept = forecast_terms(options[best], cost, asked)
+            held = self._hold(view, options[best], asked, kept)
+            if held is not None:
+                return held
+        return Choice(best, scores, terms, lasting=total - total == 0.0)  # not so if one is not finite
+
+    def _hold(self, view: View, option: Option, asked: Asked, kept: Terms) -> Choice | None:
+        """The choice to wait instead of `option`, whose forecast is `kept`; None if it shall go there."""
+        wait, prefill, transfer, tpot, delay, hit, loss, kv_over = kept
+        made = Forecast(wait, prefill, transfer, tpot, delay, hit, loss, kv_over)
+        if view.full and self._better_later(view, option, asked, made):
+            return Choice(None)
+        if option.instance.charges and not view.released:
+            tight = view.deadline_s - view.now_s < made.ttft_s
+            if self._waits(view, option, made, tight, asked):
+                return Choice(None, tight=tight)
+        if view.leg != "decode":
+            self._ungated.add(view.no_room_s + made.ttft_s)
+        return None
 
     def _better_later(self, view: View, option: Option, asked: Asked, made: Forecast) -> bool:
         """Whether this request is better kept for full instances that are faster than started on `option`, where it
@@ -185,3 +199,21 @@ class Calibrated:
             for option in view.options
         ]
         return Choice(least(scores, view.rng), scores, note="an instance has no profile: compared by tokens")
+
+
+def _warmest(options: Sequence[Option]) -> int:
+    """Fewest prompt tokens that any of them would have to compute."""
+    fewest = options[0].prefill_tokens
+    for option in options:
+        if option.prefill_tokens < fewest:
+            fewest = option.prefill_tokens
+    return fewest
+
+
+def _named(made: Terms) -> dict[str, float]:
+    """What a decision's record shows of a forecast."""
+    wait, prefill, transfer, tpot, delay, hit, _, _ = made
+    named = {"wait_s": wait, "prefill_s": prefill, "tpot_s": tpot, "delay_to_others_s": delay, "hit": hit}
+    if transfer:
+        named["transfer_s"] = transfer
+    return named

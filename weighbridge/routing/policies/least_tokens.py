@@ -12,4 +12,4 @@ class LeastTokens:
     def choose(self, view: View) -> Choice:
         """Pick the option with the fewest outstanding tokens."""
         scores = [float(option.instance.kv_tokens + option.prefill_tokens) for option in view.options]
-        return Choice(least(scores, view.rng), scores)
+        return Choice(least(scores, view.rng), scores, lasting=True)
