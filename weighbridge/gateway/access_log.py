@@ -75,7 +75,7 @@ class AccessLog:
         entry = self._entry(flight.responder.request, flight.id, outcome, routed.tenant)
         entry.tier, entry.model, entry.stream = routed.tier, routed.model[:MAX_TEXT], routed.stream
         entry.instance = flight.endpoint.name if flight.endpoint else ""
-        entry.attempts = flight.record.decision.attempt if flight.record else 0
+        entry.attempts = flight.record.attempt if flight.record else 0
         entry.prompt_tokens, entry.cached_tokens = usage.prompt_tokens, usage.cached_tokens
         entry.output_tokens = output_tokens
         if flight.dispatched_s is not None:

@@ -51,14 +51,13 @@ class Forecasts:
         yield self.tpot.metric()
 
     def _compare(self, record: DecisionRecord) -> None:
-        decision, outcome = record.decision, record.outcome
+        outcome, chosen, terms = record.outcome, record.chosen, record.terms
         if outcome is None or outcome.outcome != "ok" or outcome.ttft_s is None:
             return
-        terms = next((c.terms for c in decision.candidates if c.instance == decision.chosen), {})
         first_s = terms.get("wait_s", 0.0) + terms.get("prefill_s", 0.0) + terms.get("transfer_s", 0.0)
         if "wait_s" in terms and first_s >= LEAST_S:
-            self.ttft.observe((decision.chosen,), max(0.0, outcome.ttft_s - decision.queued_s) / first_s)
+            self.ttft.observe((chosen,), max(0.0, outcome.ttft_s - record.queued_s) / first_s)
         tpot_s = terms.get("tpot_s", 0.0)
         if tpot_s >= LEAST_S and outcome.output_tokens > 1:
             observed_s = (outcome.e2e_s - outcome.ttft_s) / (outcome.output_tokens - 1)
-            self.tpot.observe((decision.chosen,), observed_s / tpot_s)
+            self.tpot.observe((chosen,), observed_s / tpot_s)

@@ -33,7 +33,7 @@ class LogWriter:
         self._part = 0
         self._max_bytes = max_bytes
         self._max_files = max_files
-        self._entries: list[Entry] = []  # not encoded yet
+        self._entries: list[Entry | msgspec.Raw] = []  # not all encoded yet
         self._lines: list[bytes] = []
         self._size = 0
         self._pending = 0  # bytes handed over and not yet written
@@ -60,8 +60,9 @@ class LogWriter:
         self._lines.append(line)
         self._size += len(line)
 
-    def record(self, entry: Entry) -> None:
-        """Takes one entry, to be encoded together with others; never blocks. It must not change any more."""
+    def record(self, entry: Entry | msgspec.Raw) -> None:
+        """Takes one entry, to be encoded together with others; never blocks. It must not change any more. As `Raw` it
+        is encoded already."""
         self._entries.append(entry)
         if len(self._entries) >= BATCH:
             self._encode()

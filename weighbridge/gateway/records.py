@@ -4,24 +4,55 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from weighbridge.core.actions import Dispatch
 from weighbridge.core.decision import Decision
+from weighbridge.core.event_log import read_entry
 from weighbridge.gateway.outcome import Outcome
+from weighbridge.routing.candidates import NO_TERMS
 
 if TYPE_CHECKING:
-    from weighbridge.core.actions import Dispatch, Reject
+    from weighbridge.core.actions import Reject
     from weighbridge.gateway.endpoint import Endpoint
     from weighbridge.gateway.flight import Flight
     from weighbridge.gateway.usage_fields import Usage
 
 
 class DecisionRecord:
-    """A decision and, once known, its outcome."""
+    """A decision and, once known, its outcome.
 
-    __slots__ = ("decision", "outcome")
+    Thousands are kept and few are ever asked for, so the decision is kept as the line of the event log in which it
+    stands, one piece of memory for some seventy objects, and made from it when somebody asks. Beside it stands what is
+    asked of every one: `attempt`, `chosen`, `queued_s` and `terms`, the forecast on the chosen instance.
+    """
 
-    def __init__(self, decision: Decision) -> None:
-        self.decision = decision
+    __slots__ = ("_decision", "_line", "_request_id", "attempt", "chosen", "outcome", "queued_s", "terms")
+
+    def __init__(self, decision: Decision, line: bytes = b"") -> None:
+        """`line`: of the event log, with the dispatch that carries `decision`; without one the decision is kept."""
         self.outcome: Outcome | None = None
+        self._line = line
+        self._decision = None if line else decision
+        self._request_id = decision.request_id
+        self.attempt = decision.attempt
+        self.queued_s = decision.queued_s
+        chosen = self.chosen = decision.chosen
+        self.terms: dict[str, float] = {}
+        candidates = decision.candidates
+        if candidates and candidates[0].terms is not NO_TERMS:  # else the policy does not explain itself
+            for candidate in candidates:
+                if candidate.instance == chosen:
+                    self.terms = candidate.terms
+                    break
+
+    @property
+    def decision(self) -> Decision:
+        """Why it went where it went."""
+        if self._decision is not None:
+            return self._decision
+        for action in read_entry(self._line).a:
+            if isinstance(action, Dispatch) and action.request_id == self._request_id and action.decision:
+                return action.decision
+        raise AssertionError("the line holds its dispatch")
 
 
 class Steered(Protocol):

@@ -283,7 +283,7 @@ class Surface:
             return model
         text = msgspec.json.encode(flight.record.decision)
         if len(text) > 8000 or not text.isascii():
-            return model + b"x-weighbridge-instance: %b\r\n" % flight.record.decision.chosen.encode("ascii", "replace")
+            return model + b"x-weighbridge-instance: %b\r\n" % flight.record.chosen.encode("ascii", "replace")
         return model + b"x-weighbridge-decision: %b\r\n" % text
 
     def learn(self, flight: Flight, usage: Usage) -> None:
