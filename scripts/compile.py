@@ -19,7 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = {
     "http": (
-        "chunked client_connection connection known_head loop_pass pool reply_head request responder routes server sse"
+        "alike chunked client_connection connection known_head loop_pass pool reply_head request responder routes "
+        "server sse"
     ),
     "gateway": (
         "auth body budget client_request desk driver endpoint estimate flight forecasts health held_reply legs "

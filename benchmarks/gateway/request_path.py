@@ -103,7 +103,9 @@ def reply_bytes(frames: int) -> list[bytes]:
     reads = [head.encode()]
     for number in range(frames):
         last = b"null" if number < frames - 1 else b'"stop"'
-        frame = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"hello"},"finish_reason":%b}]}\n\n' % last
+        text = b"%x" % (number * 7919)  # texts of a few bytes that differ, as tokens do
+        delta = b'{"content":"%b"}' % text
+        frame = b'data: {"id":"c","choices":[{"index":0,"delta":%b,"finish_reason":%b}]}\n\n' % (delta, last)
         reads.append(b"%x\r\n%b\r\n" % (len(frame), frame))
     reads.append(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
     return reads

@@ -2,8 +2,8 @@
 
 MAX_SIZE_LINE = 256
 MAX_TRAILER_BYTES = 8192
-SEVERAL_BYTES = 400
-"""A read of more probably holds several chunks of a stream, and is first tried as such."""
+MOST_PARTED = 65_536
+"""A read of at most so many bytes is first tried as whole chunks of a stream, of which it mostly consists."""
 
 
 class ChunkedDecoder:
@@ -51,7 +51,7 @@ class ChunkedDecoder:
 
     def _walk(self, data: bytes, position: int, pieces: list[bytes]) -> None:
         size_bytes = len(data)
-        if size_bytes > SEVERAL_BYTES and not position:
+        if size_bytes <= MOST_PARTED and not position:
             payload = _whole_chunks(data)
             if payload is not None:
                 pieces.append(payload)
@@ -118,9 +118,20 @@ _SIZES: dict[bytes, int] = {b"%x" % n: n for n in range(1, 4096)}
 """The usual sizes; anything else is parsed and checked."""
 
 
+_SIZE_LINES = [b"%x\r\n" % n for n in range(4096)]
+
+
+def framed(data: bytes) -> bytes:
+    """`data`, which is not empty, as one chunk."""
+    size = len(data)
+    return (_SIZE_LINES[size] if size < 4096 else b"%x\r\n" % size) + data + b"\r\n"
+
+
 def _whole_chunks(data: bytes) -> bytes | None:
     """The payload of `data`, if it is nothing but whole chunks of usual sizes without a CRLF in them; else None."""
     parts = data.split(b"\r\n")
+    if len(parts) == 3:
+        return None if parts[2] or _SIZES.get(parts[0]) != len(parts[1]) else parts[1]
     payloads = parts[1::2]
     if parts[-1] or list(map(len, payloads)) != list(map(_SIZES.get, parts[:-1:2])):
         return None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from weighbridge.http.chunked import framed
 from weighbridge.http.envelope import error_body
 from weighbridge.http.request import Request
 
@@ -148,19 +149,19 @@ class Responder:
             self._chunked = True
             if data:
                 self.written_bytes += len(data)
-                data = b"%x\r\n%b\r\n" % (len(data), data)
+                data = framed(data)
         else:
             framing = b""
             self.request.keep_alive = False
         head = (status_line(status), self._connection.server.date_line, lines, framing, self._closing(), b"\r\n", data)
         self._connection.put(b"".join(head), at_once=True)
 
-    def write(self, data: bytes) -> None:
-        """Body bytes; they leave at once, as one chunk."""
+    def write(self, data: bytes, at_once: bool = True) -> None:
+        """Body bytes, as one chunk; they leave at once, or when all is read that this pass of the event loop finds."""
         if not data or self.disconnected or self.finished:
             return
         self.written_bytes += len(data)
-        self._connection.put(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data, at_once=True)
+        self._connection.put(framed(data) if self._chunked else data, at_once)
 
     def end(self, data: bytes = b"") -> None:
         """The end of the body, after a last piece of it."""

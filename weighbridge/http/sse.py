@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from weighbridge.http.alike import Alike
+
 # Python's `re` would otherwise split CRLF in two: atomic groups keep it one line end.
 EVENT_END = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 LINE = re.compile(rb"\r\n|\n|\r")
@@ -26,6 +28,10 @@ MARKS = (b"[DONE]", b'"error"')
 LAST_TYPES = frozenset({"message_stop", "response.completed", "response.incomplete"})
 TYPED_MARKS = (*MARKS, b'"response.failed"', *(b'"%b"' % t.encode() for t in sorted(LAST_TYPES)))
 MAX_EVENT_BYTES = 8 * 1024 * 1024
+FEW = 8
+"""Of a stream with so few events it is not worth learning what they have in common."""
+DENSE = 3
+"""Events in one read from which a stream is behind."""
 _decode: Final = msgspec.json.Decoder().decode
 
 
@@ -97,16 +103,19 @@ class SseScanner:
 
     `events` counts data events other than `[DONE]` and usage-only ones, `tokens_seen` turns True with the first
     generated token of any kind, `usage` holds the last usage object (decoded), `error` the first error frame's object,
-    `done` and `finish` whether `[DONE]` and a finish reason were seen.
+    `done` and `finish` whether `[DONE]` and a finish reason were seen, `dense` whether the last read held several
+    events: its stream comes faster than it is read.
 
     With `strip_usage` a frame whose `choices` is empty and which carries usage is withheld from what `feed` returns.
     """
 
     __slots__ = (
+        "_alike",
         "_marks",
         "_splitter",
         "_started",
         "_strip",
+        "dense",
         "done",
         "error",
         "events",
@@ -119,8 +128,10 @@ class SseScanner:
         """`typed`: the events name their type (OpenAI responses, Anthropic messages) and end with a named one."""
         self._splitter = Splitter()
         self._marks = TYPED_MARKS if typed else MARKS
+        self._alike = Alike()
         self._started = False
         self._strip = strip_usage
+        self.dense = False
         self.events = 0
         self.tokens_seen = False
         self.done = False
@@ -147,7 +158,14 @@ class SseScanner:
         return bool(self._splitter.tail)
 
     def _scan(self, whole: bytes) -> bytes:
+        if self.tokens_seen:
+            count = self._alike.count(whole)
+            if count:
+                self.events += count
+                self.dense = count >= DENSE
+                return whole
         blocks = whole.count(b"\n\n")
+        self.dense = blocks >= DENSE
         plain = (
             whole[:5] == b"data:"
             and whole.count(b"\n") == 2 * blocks
@@ -166,7 +184,9 @@ class SseScanner:
             start = end + 2
         marker = self._marker(whole, start)
         if marker < 0:
-            self.events += whole.count(b"\n\n", start)
+            self.events += whole.count(b"\n\n", start) if start else blocks
+            if self.events > FEW:
+                self._alike.learn(whole, start)
             return whole
         cut = whole.rfind(b"\n\n", start, marker) + 2
         if cut < 2:
