@@ -128,7 +128,7 @@ class Endpoint:
     def request_bytes(self, path: str, body: bytes, request_id: str, headers: bytes) -> bytes:
         """Head and body; the head is rebuilt from our own parts only."""
         head = self._heads.get(path) or self._head(path)
-        tail = b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (request_id.encode(), len(body))
+        tail = f"x-request-id: {request_id}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
         return b"".join((head, headers, tail, body))
 
     def plain_request(self, method: str, path: str) -> bytes:

@@ -27,7 +27,7 @@ def reply_lines(head: ReplyHead, request_id: str, *, stream: bool = False) -> by
     lines = head.notes.get(stream)
     if lines is None:
         lines = head.notes[stream] = _kept_lines(head, stream)
-    return b"%bx-request-id: %b\r\n" % (lines, request_id.encode())
+    return b"".join((lines, b"x-request-id: ", request_id.encode(), b"\r\n"))
 
 
 def _kept_lines(head: ReplyHead, stream: bool) -> bytes:

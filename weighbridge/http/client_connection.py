@@ -180,7 +180,7 @@ class ClientConnection:
     def _read_head(self, data: bytes) -> None:
         exchange, known = self.exchange, self.pool.known_reply
         assert exchange is not None
-        plain = not (self._carry or exchange.payload.startswith(b"HEAD "))
+        plain = not (self._carry or exchange.payload[:5] == b"HEAD ")
         if known is not None and plain:
             start = known.find(data)
             if start:
@@ -259,7 +259,7 @@ class ClientConnection:
             raise ValueError("both Content-Length and a transfer coding")
 
     def _frame(self, head: ReplyHead, exchange: Exchange) -> None:
-        if head.status in (204, 304) or exchange.payload.startswith(b"HEAD "):
+        if head.status in (204, 304) or exchange.payload[:5] == b"HEAD ":
             head.length = 0
             head.chunked = False
         if head.chunked:

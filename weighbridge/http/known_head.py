@@ -15,7 +15,7 @@ class KnownHead:
     they say (else -1), and `start` is where the body begins.
     """
 
-    __slots__ = ("_after", "_before", "_gap", "digits", "length", "start")
+    __slots__ = ("_after", "_before", "_gap", "_reach", "digits", "length", "start")
 
     def __init__(self, head: bytes) -> None:
         """`head` reaches from the first byte of the start line to the end of the empty line."""
@@ -23,18 +23,22 @@ class KnownHead:
         self._gap = -1 if found is None else found.start(1)
         self._before = head if found is None else head[: self._gap]
         self._after = b"" if found is None else head[found.end(1) :]
+        self._reach = len(self._before)
         self.digits = b"" if found is None else found[1]
         self.length = int(self.digits or -1)
         self.start = len(head)
 
     def find(self, data: bytes) -> bool:
         """Whether `data` begins with this head, whole, whatever number stands in the gap."""
-        if not data.startswith(self._before):
+        # slices are compared quicker than a method that parses its arguments
+        if data[: self._reach] != self._before:
             return False
         if self._gap < 0:
             return True
-        if data.startswith(self.digits, self._gap) and data.startswith(self._after, self._gap + len(self.digits)):
-            self.start = self._gap + len(self.digits) + len(self._after)
+        middle = self._gap + len(self.digits)
+        start = middle + len(self._after)
+        if data[middle:start] == self._after and data[self._gap : middle] == self.digits:
+            self.start = start
             return True
         end = data.find(b"\r\n", self._gap, self._gap + 32)
         if end < 0:
