@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.support.gateway import DONE, MODEL, ROLE, answer, chat, frame, text_of, usage_frame
+from tests.support.private import assert_private
 from tests.support.served import Served, serve
 from tests.support.upstream import Call, FakeUpstream, Script
 from weighbridge.core.event_log import LogReader
@@ -141,6 +142,7 @@ def test_text_is_equal_through_both_relays_and_everything_is_counted_once(tmp_pa
             # one bucket for both relays: 60 tokens a minute are two requests of 20 and a bit, however they are spread
             statuses = sorted([(await fleet.post(key=BOB)).status for _ in range(4)])
             assert statuses == [200, 200, 200, 429] or statuses == [200, 200, 429, 429], statuses
+            assert_private(fleet.served.process.pid, "2bd806c9", "alice", "bob")
             await fleet.assert_idle()
             fine = 41 + statuses.count(200)
             await fleet.until(lambda: fleet.metric('weighbridge_requests_total{endpoint="chat",instance="i') == fine)

@@ -22,6 +22,8 @@ class Call:
         self.dead = False
         self._reader = reader
         self._writer = writer
+        self.peer = writer.get_extra_info("peername")
+        """Who asked: the same for all requests of one connection."""
 
     @property
     def request_line(self) -> str:
@@ -120,6 +122,11 @@ class FakeUpstream:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.wait_closed()
+
+    def peers(self, *paths: str) -> int:
+        """Connections by which `paths` were asked for. Unlike `connections` it counts no stranger: a gateway of another
+        run may still look for an engine at a port that is this server's now."""
+        return len({call.peer for call in self.calls if call.path in paths})
 
     @property
     def url(self) -> str:

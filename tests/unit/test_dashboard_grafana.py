@@ -54,6 +54,7 @@ def test_every_metric_of_the_rules_exists_and_every_rule_says_what_to_do() -> No
 
 
 OUTCOMES = ("ok", "failed", "cancelled", "client_error", "rejected_no_instance", "rejected_queue_full", "refused_400")
+OUTCOMES += ("dispatched",)  # of waiting in the queue
 
 
 def test_outcomes_are_spelled_as_the_gateway_spells_them() -> None:

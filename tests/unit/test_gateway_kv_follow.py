@@ -46,7 +46,7 @@ class Publisher:
         while True:
             client, empty, start = await self.router.recv_multipart()
             self.replays += 1
-            for number, payload in self.kept:
+            for number, payload in list(self.kept):  # what is published meanwhile is not part of it
                 if number >= int.from_bytes(start, "big"):
                     await self.router.send_multipart([client, empty, b"kv@x", number.to_bytes(8, "big"), payload])
             await self.router.send_multipart([client, empty, b"", b"\xff" * 8, b""])

@@ -124,11 +124,11 @@ def test_connections_are_reused_and_expire_before_the_server_closes_them() -> No
             client = HttpClient(ClientLimits(idle_s=60.0))
             for _ in range(5):
                 assert (await client.request("GET", upstream.url + "/a")).json() == {}
-            assert upstream.connections == 1
+            assert upstream.peers("/a", "/short") == 1
             await client.request("GET", upstream.url + "/short")
             await asyncio.sleep(1.1)  # the server announced 2 s; a second of margin is kept
             await client.request("GET", upstream.url + "/a")
-            assert upstream.connections == 2
+            assert upstream.peers("/a", "/short") == 2
             await client.close()
 
     run(main())
@@ -151,7 +151,7 @@ def test_a_stale_connection_is_replaced_unseen_but_only_once() -> None:
             for _ in range(2):
                 assert (await client.request("POST", upstream.url, body=b"x")).status == 200
             assert answers == 3
-            assert upstream.connections == 2
+            assert upstream.peers("/") == 2
             await client.close()
 
         async def dies(call: Call) -> None:

@@ -33,6 +33,7 @@ from weighbridge.gateway.reply import (
     reply_lines,
 )
 from weighbridge.gateway.reply import client_error as read_client_error
+from weighbridge.gateway.stats import Histogram
 from weighbridge.gateway.usage import NONE_TOLD, usage_of, usage_of_body
 from weighbridge.gateway.usage_fields import Usage
 from weighbridge.http import BadReply, ConnectFailed, Exchange, ExchangeFailed, ReplyHead, Responder, SseScanner
@@ -54,10 +55,13 @@ class Flight:
         "_assembler",
         "_buffer",
         "_buffered",
+        "_events",
+        "_gaps",
         "_passing",
         "_progress_events",
         "_progress_s",
         "_scanner",
+        "_token_s",
         "_usage_is_ours",
         "client_request",
         "dispatched_s",
@@ -114,6 +118,9 @@ class Flight:
         self._passing = self._usage_is_ours = False
         self._progress_s = 0.0
         self._progress_events = 0
+        self._token_s = 0.0
+        self._events = 0
+        self._gaps: Histogram  # of a stream, from its first token on
         self._assembler: Assembler | None = None
 
     # the Router's orders
@@ -222,11 +229,16 @@ class Flight:
         if self.first_token_s is None:
             if scanner.tokens_seen:
                 self._first_token()
-        elif scanner.events > self._progress_events:
+                assert self.endpoint is not None
+                self._gaps = self.surface.stats.gaps.histogram((self.routed.model, self.endpoint.name))
+                self._token_s, self._events = self._progress_s, scanner.events
+        elif (events := scanner.events) > self._events:
             now = time.monotonic()
+            self._gaps.observe_gap(now - self._token_s, events - self._events)
+            self._token_s, self._events = now, events
             if now - self._progress_s >= PROGRESS_S:
-                self._progress_s, self._progress_events = now, scanner.events
-                self.surface.driver.feed(TokensProgressed(request_id=self.id, output_tokens=scanner.events))
+                self._progress_s, self._progress_events = now, events
+                self.surface.driver.feed(TokensProgressed(request_id=self.id, output_tokens=events))
 
     def on_end(self) -> None:
         """The reply is complete as HTTP; whether it is as a completion is decided here."""

@@ -7,6 +7,8 @@ part of the run it is, and the oldest files are deleted.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import queue
 import threading
 from pathlib import Path
@@ -16,6 +18,7 @@ import msgspec
 
 from weighbridge.core.event_log import Entry, Header, encode_entries, encode_header
 
+log = logging.getLogger("weighbridge.gateway")
 MAX_PENDING_BYTES = 64 * 1024 * 1024
 BATCH = 32  # entries encoded in one call: the event loop stands still for about 50 us
 
@@ -52,7 +55,10 @@ class LogWriter:
     @property
     def path(self) -> Path:
         """The file being written."""
-        return self._directory / f"{self._prefix}-{self._number:06d}.jsonl"
+        return self._file_of(self._number)
+
+    def _file_of(self, number: int) -> Path:
+        return self._directory / f"{self._prefix}-{number:06d}.jsonl"
 
     def append(self, line: bytes) -> None:
         """Takes one line; never blocks."""
@@ -100,7 +106,8 @@ class LogWriter:
         self.flush()
         self._queue.put(None)
         self._worker.join(10.0)
-        self._file.close()
+        with contextlib.suppress(OSError):  # counted already
+            self._file.close()
 
     def _run(self) -> None:
         while True:
@@ -113,31 +120,48 @@ class LogWriter:
             try:
                 if self._written >= self._max_bytes:
                     self._rotate()
+            except OSError as error:  # the old file still takes lines; the next batch tries again
+                self._failed(error)
+            try:
                 self._file.write(item)
                 self._file.flush()
                 self._written += len(item)
             except OSError as error:  # a full disk must not stop the gateway
-                self.error = error
+                self._failed(error)
                 self.dropped += item.count(b"\n")
             with self._lock:
                 self._pending -= len(item)
 
+    def _failed(self, error: OSError) -> None:
+        if self.error is None:  # said once
+            log.warning("the %s log in %s cannot be written: %s", self._prefix, self._directory, error.strerror)
+        self.error = error
+
     def _open(self) -> None:
-        self._number += 1
-        self._part += 1
-        self._file = self.path.open("wb")
+        """The next file, with its header. Raises OSError; all is as before then."""
+        number, part = self._number + 1, self._part + 1
         header = self._header
-        line = b"" if header is None else encode_header(msgspec.structs.replace(header, part=self._part))
-        self._file.write(line)
-        self._file.flush()
-        self._written = len(line)
+        line = b"" if header is None else encode_header(msgspec.structs.replace(header, part=part))
+        path = self._file_of(number)
+        file = path.open("wb")
+        try:
+            file.write(line)
+            file.flush()
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.close()
+            path.unlink(missing_ok=True)
+            raise
+        self._number, self._part, self._file, self._written = number, part, file, len(line)
 
     def _rotate(self) -> None:
-        self._file.close()
+        old = self._file
         self._open()
+        with contextlib.suppress(OSError):  # what it could not write before, it cannot now
+            old.close()
         files = sorted(self._directory.glob(f"{self._prefix}-*.jsonl"), key=_number)
-        for old in files[: -self._max_files]:
-            old.unlink(missing_ok=True)
+        for path in files[: -self._max_files]:
+            path.unlink(missing_ok=True)
 
 
 def _number(path: Path) -> int:

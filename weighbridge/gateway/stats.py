@@ -34,6 +34,13 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
+    def observe_gap(self, seconds: float, tokens: int) -> None:
+        """Counts the gap before `tokens` tokens that came together: one of `seconds`, the others 0."""
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum += seconds
+        if tokens > 1:
+            self.counts[0] += tokens - 1
+
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulative counts by upper bound, as Prometheus wants them."""
         result = []
@@ -129,7 +136,15 @@ class Stats:
         self.ttft = Family(
             "weighbridge_request_ttft_seconds", "Arrival to first token.", ("model", "instance"), SECONDS
         )
-        self.queued = Family("weighbridge_queue_duration_seconds", "Arrival to dispatch.", ("tier",), SECONDS)
+        self.gaps = Family(
+            "weighbridge_request_streaming_itl_seconds",
+            "Between output events of a stream, as they came from the engine; those of one read are 0 apart.",
+            ("model", "instance"),
+            SECONDS,
+        )
+        self.queued = Family(
+            "weighbridge_queue_duration_seconds", "Arrival to dispatch, or to the end.", ("tier", "outcome"), SECONDS
+        )
         self.input_tokens = Family("weighbridge_request_input_tokens", "Prompt tokens.", by_model, TOKENS)
         self.output_tokens = Family("weighbridge_request_output_tokens", "Output tokens.", by_model, TOKENS)
         self.cached_tokens = Family("weighbridge_cached_tokens", "Prompt tokens the engines had cached.", by_model)
@@ -147,6 +162,7 @@ class Stats:
             self.requests,
             self.duration,
             self.ttft,
+            self.gaps,
             self.queued,
             self.input_tokens,
             self.output_tokens,

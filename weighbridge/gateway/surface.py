@@ -318,7 +318,9 @@ class Surface:
         e2e_s = now - routed.arrival_s
         ttft_s = None if flight.first_token_s is None else flight.first_token_s - routed.arrival_s
         if flight.dispatched_s is not None:
-            stats.queued.observe((routed.tier,), flight.dispatched_s - routed.arrival_s)
+            stats.queued.observe((routed.tier, "dispatched"), flight.dispatched_s - routed.arrival_s)
+        else:
+            stats.queued.observe((routed.tier, outcome), e2e_s)
         if outcome == "ok":
             kept = stats.finished(model, instance)
             kept.duration.observe(e2e_s)
