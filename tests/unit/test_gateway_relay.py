@@ -213,7 +213,7 @@ def test_a_disconnect_reaches_the_engine_within_a_second(stream: bool, moment: s
     run(main())
 
 
-def test_hundreds_of_random_cancels_leave_every_counter_at_zero() -> None:
+def test_a_thousand_random_cancels_leave_every_counter_at_zero() -> None:
     rng = random.Random(7)
 
     async def script(call: Call) -> None:
@@ -253,8 +253,8 @@ def test_hundreds_of_random_cancels_leave_every_counter_at_zero() -> None:
 
             results = []
             for _ in range(10):
-                results += await asyncio.gather(*(client(n) for n in range(40)))
-            assert 50 < results.count("cancelled") < 350
+                results += await asyncio.gather(*(client(n) for n in range(100)))
+            assert 150 < results.count("cancelled") < 850
             await until(lambda: not f.gateway.driver.flights)
             f.assert_idle()
             assert all(r.outcome is not None for r in list(f.gateway.driver.decisions)[-20:])

@@ -173,8 +173,8 @@ def test_no_request_is_held_for_ever_whatever_its_tier() -> None:
     assert made.handle(Tick(), 4.9) == []
     refused = made.handle(Tick(), 6.1)
     assert [(a.request_id, a.status, a.reason) for a in refused if isinstance(a, Reject)] == [
-        ("b", 503, "queue_timeout"),
-        ("c", 503, "queue_timeout"),
+        ("b", 429, "queue_timeout"),
+        ("c", 429, "queue_timeout"),
     ]
     assert made.held_requests == 0
     made.handle(RequestFinished(request_id="a", output_tokens=1), 7.0)

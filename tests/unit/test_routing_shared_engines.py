@@ -4,6 +4,7 @@ from weighbridge.core.actions import Action, Dispatch, Reject
 from weighbridge.core.events import InstanceUp, PrefillFinished, RequestArrived, RequestFailed, RequestFinished
 from weighbridge.core.instance import InstanceSpec, Limits, Role
 from weighbridge.core.request import Request, Tier
+from weighbridge.routing.policy import Choice, View
 from weighbridge.routing.router import Router, RouterSettings
 
 TIERS = (
@@ -117,3 +118,23 @@ def test_decode_legs_keep_the_order_across_models() -> None:
     assert sent(router.handle(PrefillFinished(request_id="u"), 0.3)) == []
     assert finish(router, "r") == ["u"]
     assert finish(router, "u") == ["b"]
+
+
+class Choosy:
+    """Declines whatever is not of the last tier, while it may."""
+
+    def choose(self, view: View) -> Choice:
+        return Choice(None if view.may_hold and view.tier.name != "batch" else 0)
+
+
+def test_when_so_many_were_declined_that_a_queue_waits_the_others_on_its_engines_wait_too() -> None:
+    router = filled()
+    router.policy = Choosy()
+    up(router, "other", ("three",))
+    for n in range(4):
+        arrive(router, f"s{n}", "two", "standard", 0.1)
+    arrive(router, "b", "one", "batch", 0.1)
+    arrive(router, "t", "three", "standard", 0.1)
+    arrive(router, "u", "three", "batch", 0.1)
+    assert finish(router, "running", 1.0) == ["u"], "three of four were asked, and nobody passes the fourth"
+    assert sent(arrive(router, "v", "one", "batch", 1.005)) == [], "a moment later neither"

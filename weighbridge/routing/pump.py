@@ -14,6 +14,7 @@ from weighbridge.routing.live import HANDING_OFF, HELD, RUNNING, Live
 from weighbridge.routing.placing import Placing
 from weighbridge.routing.sacrifice import sacrifice
 from weighbridge.routing.settings import RouterSettings
+from weighbridge.routing.turn import Turn, undisturbed
 
 GATE_TRIES = 3
 """Requests declined by the policy per pass before the pass ends with everyone waiting."""
@@ -27,31 +28,6 @@ OVERLOAD_LOOK_S = 0.25
 EXPIRE_LOOK_S = 1.0
 CLIP = 1.5
 """A clipped output budget is this many times the expected output."""
-
-
-class Turn:
-    """How far a pass over one model's queue has come."""
-
-    __slots__ = ("declined", "full", "live", "pace", "pool", "queue", "tries")
-
-    def __init__(self, pool: Pool, queue: HoldQueue) -> None:
-        self.pool = pool
-        self.queue = queue
-        self.live: Live | None = None
-        """The next one, where somebody has looked already."""
-        self.pace = (0.0, 0.0)
-        """Prefill seconds per token and base of a step, by which deadlines are judged."""
-        self.declined: set[str] = set()
-        self.tries = 0
-        self.full = False
-        """Whether it ended for want of room: the next event may bring some, so nobody is told to wait."""
-
-    def first(self, now_s: float) -> Live | None:
-        """The next one to try."""
-        live, self.live = self.live, None
-        if live is None or live.id not in self.queue:  # looked up before, and shed since
-            live = self.queue.first(now_s, self.pace[0], self.pace[1], self.declined)
-        return live
 
 
 class Pump:
@@ -189,7 +165,7 @@ class Pump:
         turns = [Turn(pool(model), queue) for model, queue in queues.items() if queue and queue.quiet_until_s <= now_s]
         if turns and len(queues) > 1:
             waiting = (pool(model) for model, queue in queues.items() if queue and queue.quiet_until_s > now_s)
-            turns = _undisturbed(turns, frozenset[int]().union(*(each.indexes for each in waiting)))
+            turns = undisturbed(turns, frozenset[int]().union(*(each.indexes for each in waiting)))
         if queues is self._held:
             turns = [turn for turn in turns if self._opens(turn, now_s, actions)]
         while turns:
@@ -198,6 +174,8 @@ class Pump:
                 turns.remove(turn)
                 if turn.declined and not turn.full:
                     turn.queue.quiet_until_s = now_s + RETRY_S
+                if turn.spent and turns:
+                    turns = undisturbed(turns, turn.pool.indexes)  # like one queue, they wait together
             elif self._ages:
                 for each in turns:
                     each.live = None  # whose turn it is to be aged has changed for all of them
@@ -228,9 +206,12 @@ class Pump:
         most = self._settings.max_held_s
         if most is None:
             return
-        for queue in (*self._handing_off.values(), *self._held.values()):
-            while (live := queue.oldest()) is not None and now_s - live.held_s > most:
-                actions.append(self._refuse(live, 503, "queue_timeout", self.drain_s(live.request)))
+        for queues in (self._handing_off, self._held):
+            for model, queue in queues.items():
+                while (live := queue.oldest()) is not None and now_s - live.held_s > most:
+                    pool = self._placing.candidates.pool(model)
+                    status = 429 if pool.entry else 503  # there is capacity and it is contended, or there is none
+                    actions.append(self._refuse(live, status, "queue_timeout", self.drain_s(live.request)))
 
     def _queue(self, queues: dict[str, HoldQueue], request: Request) -> HoldQueue:
         queue = queues.get(request.model)
@@ -251,7 +232,8 @@ class Pump:
     def _entry(self, turn: Turn, now_s: float, actions: list[Action]) -> bool:
         """Try the next one that runs nowhere; whether another may be tried after it."""
         pool, queue = turn.pool, turn.queue
-        if not queue or turn.tries >= GATE_TRIES or len(turn.declined) >= MOST_TRIES:
+        if turn.tries >= GATE_TRIES or len(turn.declined) >= MOST_TRIES:
+            turn.spent = True
             return False
         live = turn.first(now_s)
         if live is None:
@@ -357,7 +339,8 @@ class Pump:
         if not pool.decode:
             actions.extend(self._refuse(live, 503, "no_instance", 1.0) for live in queue)
             return False
-        if not queue or len(turn.declined) >= GATE_TRIES:
+        if len(turn.declined) >= GATE_TRIES:
+            turn.spent = True
             return False
         live = turn.first(now_s)
         if live is None:
@@ -375,18 +358,3 @@ class Pump:
             queue.remove(live.id)
             actions.append(sent)
         return True
-
-
-def _undisturbed(turns: list[Turn], quiet: frozenset[int]) -> list[Turn]:
-    """Those that share no engine, not even by way of one another, with a queue that was told to wait a moment: like
-    one queue, they are looked at together, or less urgent ones of one model would pass those of the other meanwhile.
-
-    `quiet`: indexes of the instances of queues that wait.
-    """
-    while quiet:
-        left = [turn for turn in turns if quiet.isdisjoint(turn.pool.indexes)]
-        if len(left) == len(turns):
-            break
-        quiet = quiet.union(*(turn.pool.indexes for turn in turns if turn not in left))
-        turns = left
-    return turns

@@ -57,7 +57,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     release_after: float = 10.0
     """A held request passes the gate after this many times its first-token bound, whatever the forecast says."""
     max_held_s: float | None = 600.0
-    """A request that is held for longer is answered 503, of whatever tier; None: it may wait for ever."""
+    """A request that is held for longer is answered 429, of whatever tier; None: it may wait for ever."""
     tenants: dict[str, TenantLimit] = {}
     """Limits by tenant; `*` is for every tenant without its own."""
     fair_tokens: int = 16_384
