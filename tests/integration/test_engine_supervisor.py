@@ -58,6 +58,32 @@ def test_a_killed_instance_comes_back_on_its_port() -> None:
     asyncio.run(run())
 
 
+def test_an_instance_that_stands_still_is_killed_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weighbridge.engine.supervisor.SILENT_S", 1.0)
+
+    async def run() -> None:
+        states: list[bool] = []
+        back = asyncio.Event()
+
+        def on_state(name: str, up: bool, info: object) -> None:
+            states.append(up)
+            if len(states) > 1 and up:
+                back.set()
+
+        supervisor = Supervisor([OPTIONS], on_state)
+        await supervisor.start()
+        first = supervisor.pids()["one"]
+        await asyncio.sleep(1.3)
+        assert supervisor.pids()["one"] == first, "it answers"
+        os.kill(first, signal.SIGSTOP)
+        await asyncio.wait_for(back.wait(), 30)
+        assert states == [True, False, True]
+        assert gone(first)
+        await supervisor.stop()
+
+    asyncio.run(run())
+
+
 def test_an_instance_that_cannot_start_says_why() -> None:
     options = InstanceOptions(name="bad", model="no-such-model", probe=False)
     with pytest.raises(ModelError, match="instance bad: model 'no-such-model' is neither"):

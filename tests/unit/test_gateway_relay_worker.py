@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from tests.support.loop import run, until
-from weighbridge.gateway.relays.worker import LOOKS, Order, Word, Worker
+from weighbridge.children.kept_child import LOOKS
+from weighbridge.gateway.relays.worker import Order, Word, Worker
 
 PATIENCE_S = 0.4
 

@@ -23,7 +23,7 @@ from weighbridge.gateway.settings import GatewaySettings
 
 RELOAD_S = 15.0
 FLEET_S = READY_TIMEOUT_S + 5.0
-RELAY_PATIENCE_S = 15.0
+RELAY_SILENT_S = 15.0
 """A relay that stands still for so long is killed, and its streams with it: more than any disk or reload may take."""
 
 
@@ -64,8 +64,8 @@ class RelayedServing(Serving):
         self._port = self._reserved.getsockname()[1]
         self._admin_port = self.settings.admin_port
         self._accepted = self._bound(self._gateway_settings(self.settings))
-        module, patience_s = "weighbridge.commands._router_process", self._accepted.router_wait_s
-        router = Worker("the Router", module, self._router_options, self._heard, patience_s)
+        module, silent_s = "weighbridge.commands._router_process", self._accepted.router_wait_s
+        router = Worker("the Router", module, self._router_options, self._heard, silent_s)
         await router.start()
         self._router = router
         self._admin_port = int(msgspec.json.decode(router.ready, type=dict[str, int])["admin_port"])
@@ -83,7 +83,7 @@ class RelayedServing(Serving):
             )
             name, module = f"relay {number}", "weighbridge.commands._relay_process"
             words = (name, module, lambda first=first: first, self._heard)
-            self._relays.append(Worker(*words, RELAY_PATIENCE_S))
+            self._relays.append(Worker(*words, RELAY_SILENT_S))
         await asyncio.gather(*(relay.start() for relay in self._relays))
         async with asyncio.timeout(FLEET_S):
             await self._fleet
@@ -152,7 +152,7 @@ class RelayedServing(Serving):
             finally:
                 self._reloaded = None
             self.settings, self._accepted = settings, accepted
-            router.patience_s = accepted.router_wait_s
+            router.patience.silent_s = accepted.router_wait_s
             return words
 
     async def drain(self, announced: bool = False) -> None:

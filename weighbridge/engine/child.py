@@ -1,8 +1,8 @@
 """A process of embedded instances: `python -m weighbridge.engine.child OPTIONS_JSON`, a list of one or more.
 
-Speaks JSON lines on standard output (`progress`, `error`, and `ready` for each) to whoever started it, drains on
-SIGTERM, and ends when its parent is gone: by the kernel's parent-death signal where there is one, and by the end of
-standard input.
+Speaks JSON lines on standard output (`progress`, `error`, and `ready` for each; then `alive` to every line that it is
+sent) to whoever started it, drains on SIGTERM, and ends when its parent is gone: by the kernel's parent-death signal
+where there is one, and by the end of standard input.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ async def _serve(group: list[InstanceOptions]) -> int:
     orphaned = asyncio.Event()
 
     def on_input() -> None:
-        if not os.read(0, 4096):
+        if os.read(0, 4096):
+            _say("alive", True)  # which is what every line asks
+        else:
             orphaned.set()
             stop.set()
 

@@ -1,4 +1,5 @@
-"""Embedded instances as child processes: started, watched, restarted with back-off, drained, never left behind.
+"""Embedded instances as child processes: started, watched, restarted with back-off when they die or stand still,
+drained, never left behind.
 
 An instance keeps its port over restarts, so whoever routes to it needs no news of them.
 """
@@ -6,16 +7,15 @@ An instance keeps its port over restarts, so whoever routes to it needs no news 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
-import sys
-import time
+from asyncio.subprocess import Process
 from collections.abc import Callable
 
 import msgspec
 
+from weighbridge.children import KeptChild, Patience
 from weighbridge.core.errors import ModelError, ServiceError
 from weighbridge.engine.instance import InstanceOptions, ReadyInfo
 
@@ -24,6 +24,8 @@ FIRST_BACKOFF_S = 0.25
 MAX_BACKOFF_S = 15.0
 STEADY_S = 60.0
 READY_TIMEOUT_S = 300.0
+SILENT_S = 60.0
+"""A process that has answered nothing for so long is killed: what it computes is not what makes its event loop wait."""
 
 OnState = Callable[[str, bool, ReadyInfo | None], None]
 OnProgress = Callable[[str, float], None]
@@ -58,8 +60,8 @@ class Supervisor:
             ModelError: an instance cannot start; its own reason. All others are stopped before.
         """
         try:
-            started = await asyncio.gather(*(child.start() for child in self._children))
-            return [info for group in started for info in group]
+            await asyncio.gather(*(child.start() for child in self._children))
+            return [info for child in self._children for info in child.infos]
         except BaseException:
             await self.stop(0.0)
             raise
@@ -73,106 +75,56 @@ class Supervisor:
         return {options.name: child.pid for child in self._children if child.pid for options in child.group}
 
 
-class _Child:
-    """One process over all its restarts."""
+class _Child(KeptChild):
+    """One process with one or more instances."""
 
     def __init__(self, group: list[InstanceOptions], on_state: OnState, on_progress: OnProgress) -> None:
+        patience = Patience(READY_TIMEOUT_S, SILENT_S, FIRST_BACKOFF_S, MAX_BACKOFF_S, STEADY_S)
+        super().__init__("instance " + " and ".join(options.name for options in group), patience, log)
         self.group = group
-        self.name = " and ".join(options.name for options in group)
+        self.infos: list[ReadyInfo] = []
         self._on_state = on_state
         self._on_progress = on_progress
-        self._process: asyncio.subprocess.Process | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self._stopping = False
-
-    @property
-    def pid(self) -> int:
-        """Process id, 0 while none runs."""
-        running = self._process is not None and self._process.returncode is None
-        return self._process.pid if running and self._process is not None else 0
-
-    async def start(self) -> list[ReadyInfo]:
-        infos = await self._launch()
-        self._watch = asyncio.create_task(self._keep())
-        return infos
 
     async def stop(self, drain_s: float) -> None:
-        self._stopping = True
-        process = self._process
-        if self._watch is not None and not self.pid:
-            self._watch.cancel()  # between two starts
-        if process is not None and process.returncode is None:
-            process.send_signal(signal.SIGTERM if drain_s > 0 else signal.SIGKILL)
-            try:
-                await asyncio.wait_for(process.wait(), drain_s + 5.0)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-        if self._watch is not None:
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watch
+        """SIGTERM and time to drain, or SIGKILL."""
+        if self.process is not None and self.pid:
+            self.process.send_signal(signal.SIGTERM if drain_s > 0 else signal.SIGKILL)
+        await self.end(drain_s + 5.0)
 
-    async def _launch(self) -> list[ReadyInfo]:
-        """Start the process and wait for its word that it is ready; raises its reason where it cannot be."""
-        encoded = msgspec.json.encode(self.group).decode()
-        self._process = process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "weighbridge.engine.child",
-            encoded,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        try:
-            infos = await asyncio.wait_for(self._wait_ready(process), READY_TIMEOUT_S)
-        except BaseException:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
-            raise
-        for info in infos:
-            self._on_state(info.name, True, info)
-        return infos
+    def command(self) -> tuple[str, ...]:
+        """The child's module with its options."""
+        return ("weighbridge.engine.child", msgspec.json.encode(self.group).decode())
 
-    async def _wait_ready(self, process: asyncio.subprocess.Process) -> list[ReadyInfo]:
+    async def greet(self, process: Process) -> None:
+        """Waits for its word that it is ready; raises its reason where it cannot be."""
         assert process.stdout is not None
-        ready: list[ReadyInfo] = []
+        self.infos = []
         while line := await process.stdout.readline():
             message = msgspec.json.decode(line, type=_Message)
-            name = self.group[len(ready)].name
+            name = self.group[len(self.infos)].name
             if message.ready is not None:
-                ready.append(message.ready)
-                if len(ready) == len(self.group):
-                    return ready
+                self.infos.append(message.ready)
+                if len(self.infos) == len(self.group):
+                    break
             elif message.error is not None:
                 raise ModelError(f"instance {name}: {message.error}")
             else:
                 self._on_progress(name, message.progress or 0.0)
-        code = await process.wait()
-        raise ServiceError(f"instance {self.name} ended with code {code} before it was ready")
+        else:
+            raise ServiceError(f"{self.name} ended with code {await process.wait()} before it was ready")
+        for info in self.infos:
+            self._on_state(info.name, True, info)
 
-    async def _keep(self) -> None:
-        """Restart the process whenever it ends without being asked to."""
-        backoff_s = FIRST_BACKOFF_S
-        while True:
-            assert self._process is not None
-            begun = time.monotonic()
-            code = await self._process.wait()
-            if self._stopping:
-                return
-            for options in self.group:
-                self._on_state(options.name, False, None)
-            log.error("instance %s ended with code %s; it is started again", self.name, code)
-            if time.monotonic() - begun > STEADY_S:
-                backoff_s = FIRST_BACKOFF_S
-            while not self._stopping:
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2.0 * backoff_s, MAX_BACKOFF_S)
-                try:
-                    await self._launch()
-                    break
-                except (ModelError, ServiceError, TimeoutError, OSError) as error:
-                    log.error("instance %s did not start: %s", self.name, error)
+    def ask(self, process: Process) -> None:
+        """By any line."""
+        assert process.stdin is not None
+        process.stdin.write(b"alive\n")
+
+    def lost(self) -> None:
+        """None of its instances is up."""
+        for options in self.group:
+            self._on_state(options.name, False, None)
 
 
 def _with_port(options: InstanceOptions) -> InstanceOptions:
