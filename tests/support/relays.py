@@ -13,13 +13,28 @@ from typing import Any
 from tests.support.gateway import DONE, QUICK, ROLE, Front, chat, frame, instance
 from tests.support.loop import until
 from tests.support.upstream import Call, FakeUpstream
+from weighbridge.core.event_log import Entry, Header, LogReader
 from weighbridge.gateway import Gateway, GatewaySettings, KeySettings
+from weighbridge.gateway.log_writer import LogWriter
 from weighbridge.gateway.relays.options import RelayOptions
 from weighbridge.gateway.relays.relay import Relay
 from weighbridge.http import HttpClient
 from weighbridge.routing.router import RouterSettings
 
 KEYS = (KeySettings(sha256=hashlib.sha256(b"k").hexdigest(), tenant="t", tokens_per_minute=60),)
+
+
+class RunLog:
+    """The event log of all Routers of a run, one after the other, in one file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.writer = LogWriter(folder, Header(source="test"), max_bytes=1 << 40, max_files=1)
+
+    def entries(self) -> list[Entry]:
+        """What was written so far."""
+        assert self.writer.sync()
+        with self.writer.path.open("rb") as stream:
+            return list(LogReader(stream))
 
 
 class Pair:
@@ -33,8 +48,10 @@ class Pair:
         self.relays: list[Relay] = []
         self.router: Gateway | None = None
 
-    async def open_router(self) -> Gateway:
+    async def open_router(self, log: RunLog | None = None) -> Gateway:
         self.router = router = Gateway(self.settings, {}, start_s=self.start_s)
+        if log is not None:
+            router.driver.writer = log.writer
         await router.start()
         assert await router.wait_ready(5.0, [i.name for i in self.settings.instances])
         assert router.hub is not None

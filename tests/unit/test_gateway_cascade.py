@@ -4,30 +4,30 @@ import asyncio
 import hashlib
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.compiled import interpreted
 from tests.support.gateway import DONE, ROLE, answer, chat, frame, front, instance, text_of, usage_frame, whole
 from tests.support.loop import run
 from tests.support.upstream import Call, FakeUpstream
 from tests.unit.test_gateway_model_choice import KEY, selection
-from weighbridge.gateway import held_reply
 from weighbridge.gateway.answer import Unreadable, streamed_answer, whole_answer
+from weighbridge.gateway.held_reply import MAX_HELD_BYTES
 from weighbridge.gateway.settings import KeySettings
 from weighbridge.selection.cascade import CascadeSettings, Verifier
 
 NUMBER = Verifier(pattern=r"\d")
 
 
-def says(content: str, prompt: int = 10, output: int = 5) -> Any:
-    """An engine that answers this, whole or as a stream."""
+def says(content: Sequence[str], prompt: int = 10, output: int = 5) -> Any:
+    """An engine that answers this, whole or as a stream of its characters (of its items, if it is a list)."""
 
     async def script(call: Call) -> None:
         if not json.loads(call.body).get("stream"):
-            await call.reply(200, whole(content, prompt, output))
+            await call.reply(200, whole("".join(content), prompt, output))
             return
         await call.sse_head()
         for data in (ROLE, *(frame(c) for c in content), frame(finish="stop"), usage_frame(prompt, output), DONE):
@@ -233,14 +233,11 @@ def test_a_model_that_is_down_is_passed_over_and_all_down_is_an_error(tmp_path: 
     run(main())
 
 
-@interpreted
-def test_an_answer_too_long_to_hold_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_reply, "MAX_HELD_BYTES", 2000)
-
+def test_an_answer_too_long_to_hold_is_given_up(tmp_path: Path) -> None:
     async def main() -> None:
         async with (
             FakeUpstream(says("1")) as big,
-            FakeUpstream(says("4" * 400)) as small,
+            FakeUpstream(says(["4" * (1 << 18)] * (MAX_HELD_BYTES >> 18))) as small,
             cascading(tmp_path, big, small) as f,
         ):
             assert text_of((await f.post(ask(stream=True))).body) == "1"

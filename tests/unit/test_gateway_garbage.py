@@ -19,6 +19,7 @@ from tests.support import pairs, relays
 from tests.support.gateway import Front, answer, chat, frame, front
 from tests.support.loop import run, until
 from tests.support.upstream import Call, FakeUpstream
+from tests.unit.test_gateway_cascade import ask, cascading, says
 from weighbridge.config.settings import load_settings
 from weighbridge.core.instance import Limits
 from weighbridge.gateway import KeySettings
@@ -159,6 +160,19 @@ def test_no_pair_of_legs_leaves_a_cycle(binding: str) -> None:
                 with nothing_left():
                     for _ in range(TIMES):
                         await act(f)
+
+    run(main())
+
+
+def test_no_cascade_leaves_a_cycle(tmp_path: Path) -> None:
+    async def main() -> None:
+        big, small = FakeUpstream(says("big")), FakeUpstream(says("4"))
+        async with big, small, cascading(tmp_path, big, small) as f:
+            for content in ("no", "42"):
+                small.script = says(content)
+                with nothing_left():
+                    for n in range(TIMES):
+                        assert (await f.post(ask(n % 2 == 0))).status == 200
 
     run(main())
 

@@ -9,15 +9,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from tests.support.compiled import interpreted
+from tests.support import failing_policy
 from tests.support.gateway import answer, chat, instance, text_of
 from tests.support.loop import until
-from tests.support.relays import KEYS, Gate, pair
+from tests.support.relays import KEYS, Gate, RunLog, pair
 from tests.support.upstream import Call, FakeUpstream
 from weighbridge.core.errors import ConfigError
-from weighbridge.core.events import RequestArrived
 from weighbridge.core.request import Tier
 from weighbridge.gateway import Gateway, GatewaySettings, KeySettings
 from weighbridge.gateway.relays.wire import Stop
@@ -85,10 +85,10 @@ def test_a_new_router_charges_what_runs_and_ends_it_once(tmp_path: Path) -> None
     asyncio.run(run())
 
 
-@interpreted
 def test_a_client_that_leaves_without_a_router_frees_its_engine_and_is_told_to_the_next_one(tmp_path: Path) -> None:
     async def run() -> None:
         gate = Gate()
+        log = RunLog(tmp_path / "log")
         async with FakeUpstream(gate) as upstream, pair(tmp_path, upstream) as both:
             (relay,) = both.relays
             running = asyncio.create_task(both.post())
@@ -97,14 +97,14 @@ def test_a_client_that_leaves_without_a_router_frees_its_engine_and_is_told_to_t
             running.cancel()
             await until(lambda: not relay.desk.flights)
             await upstream.calls[0].wait_closed()
-            seen: list[Any] = []
-            router = await both.open_router()
-            handle = router.driver.router.handle
-            router.driver.router.handle = lambda e, t: (seen.append(e), handle(e, t))[1]  # type: ignore[method-assign]
-            await until(lambda: len([e for e in seen if hasattr(e, "request_id")]) > 0)
-            kinds = [type(e).__name__ for e in seen if type(e).__name__.startswith("Request")]
-            assert kinds == ["RequestAdopted", "RequestCancelled"]
+            router = await both.open_router(log)
+            await until(lambda: router.stats.requests.values)
             both.assert_idle()
+            router.driver.writer = None
+        kinds = [type(entry.e).__name__ for entry in log.entries() if hasattr(entry.e, "request_id")]
+        assert kinds == ["RequestCancelled"]
+        kinds = [type(entry.e).__name__ for entry in log.entries() if hasattr(entry.e, "request")]
+        assert kinds == ["RequestAdopted"]
 
     asyncio.run(run())
 
@@ -242,27 +242,22 @@ def test_a_router_that_says_nothing_is_left_for_the_next(tmp_path: Path) -> None
     asyncio.run(run())
 
 
-@interpreted
-def test_a_request_at_which_the_router_fails_takes_no_other_with_it(tmp_path: Path) -> None:
+def test_a_request_at_which_the_router_fails_takes_no_other_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def run() -> None:
         gate = Gate()
-        async with FakeUpstream(gate) as upstream, pair(tmp_path, upstream) as both:
+        settings = RouterSettings(policy=failing_policy.NAME)
+        async with FakeUpstream(gate) as upstream, pair(tmp_path, upstream, router=settings) as both:
             router = both.router
             assert router is not None
             running = asyncio.create_task(both.post())
             await until(lambda: len(upstream.calls) == 1)
-            handle = router.driver.router.handle
-
-            def fails(event: Any, now_s: float) -> Any:
-                if isinstance(event, RequestArrived):
-                    raise RuntimeError("a bug")
-                return handle(event, now_s)
-
-            router.driver.router.handle = fails  # type: ignore[method-assign]
+            monkeypatch.setattr(failing_policy.Failing, "broken", True)
             reply = await both.post()
             assert reply.status == 500
             assert reply.header(b"x-weighbridge-reason") == b"internal_error"
-            router.driver.router.handle = handle  # type: ignore[method-assign]
+            monkeypatch.setattr(failing_policy.Failing, "broken", False)
             gate.open.set()
             assert text_of((await running).body) == "abc"
             await until(lambda: not router.driver.flights)
@@ -271,17 +266,23 @@ def test_a_request_at_which_the_router_fails_takes_no_other_with_it(tmp_path: Pa
     asyncio.run(run())
 
 
-@interpreted
+class Unreadable(dict[str, str]):
+    """Aliases that cannot be looked up."""
+
+    def get(self, *_: Any) -> Any:
+        raise RuntimeError("a bug")
+
+
 def test_an_order_that_fails_in_a_relay_ends_its_request_only(tmp_path: Path) -> None:
     async def run() -> None:
         async with FakeUpstream(answer) as upstream, pair(tmp_path, upstream) as both:
             (relay,) = both.relays
             endpoint = relay.desk.endpoints["i0"]
-            edit = endpoint.edit
-            endpoint.edit = lambda *a: 1 / 0  # type: ignore[method-assign]
+            settings = endpoint.settings
+            endpoint.settings = msgspec.structs.replace(settings, aliases=Unreadable())
             with pytest.raises(ExchangeFailed):
                 await both.post()
-            endpoint.edit = edit  # type: ignore[method-assign]
+            endpoint.settings = settings
             assert (await both.post()).status == 200
             router = both.router
             assert router is not None

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.compiled import interpreted
 from tests.support.gateway import DONE, ROLE, chat, data_of, frame, text_of
 from tests.support.loop import run as run_loop
 from tests.support.loop import until
-from tests.support.relays import Pair, pair
+from tests.support.relays import Pair, RunLog, pair
 from tests.support.upstream import Call, FakeUpstream
 from weighbridge.core.actions import Reject
 from weighbridge.core.event_log import Entry
@@ -26,34 +25,18 @@ TEXT = "abcdefgh"
 CLIENTS = 40
 
 
-class Recorder:
-    """Stands in for the event log: what every Router saw, in order."""
-
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self.dropped = 0
-
-    def record(self, entry: Entry) -> None:
-        self.entries.append(entry)
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def counts(self) -> tuple[Counter[str], set[str]]:
-        """Ends by request, and the requests that were seen to begin."""
-        ends: Counter[str] = Counter()
-        begun = set()
-        for entry in self.entries:
-            event = entry.e
-            if isinstance(event, RequestFinished | RequestCancelled | RequestFailed):
-                ends[event.request_id] += not getattr(event, "retriable", False)
-            elif isinstance(event, RequestArrived | RequestAdopted):
-                begun.add(event.request.id)
-            ends.update(action.request_id for action in entry.a if isinstance(action, Reject))
-        return ends, begun
+def counts(entries: list[Entry]) -> tuple[Counter[str], set[str]]:
+    """Ends by request, and the requests that were seen to begin."""
+    ends: Counter[str] = Counter()
+    begun = set()
+    for entry in entries:
+        event = entry.e
+        if isinstance(event, RequestFinished | RequestCancelled | RequestFailed):
+            ends[event.request_id] += not getattr(event, "retriable", False)
+        elif isinstance(event, RequestArrived | RequestAdopted):
+            begun.add(event.request.id)
+        ends.update(action.request_id for action in entry.a if isinstance(action, Reject))
+    return ends, begun
 
 
 def engine(rng: random.Random) -> Any:
@@ -101,13 +84,12 @@ async def client(both: Pair, rng: random.Random, number: int) -> str:
     return "whole" if whole else "error"
 
 
-@interpreted
 @pytest.mark.parametrize("holds", ["immediate", "hold"])
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_dies_text_is_right_ends_are_single_and_counters_zero(tmp_path: Path, seed: int, holds: Any) -> None:
     async def history() -> None:
         rng = random.Random(seed)
-        recorder = Recorder()
+        log = RunLog(tmp_path / "log")
         settings = RouterSettings(policy="least_tokens", dispatch=holds)
         async with (
             FakeUpstream(engine(rng)) as one,
@@ -115,19 +97,20 @@ def test_whatever_dies_text_is_right_ends_are_single_and_counters_zero(tmp_path:
             pair(tmp_path, one, two, relays=2, router=settings, retry_share=1.0) as both,
         ):
             assert both.router is not None
-            both.router.driver.writer = recorder  # type: ignore[assignment]
+            both.router.driver.writer = log.writer
             clients = [asyncio.create_task(client(both, rng, n)) for n in range(CLIENTS)]
             for _ in range(3):
                 await asyncio.sleep(rng.random() * 0.15)
                 await both.die()
                 await asyncio.sleep(rng.random() * 0.05)
-                await both.open_router()
-                both.router.driver.writer = recorder  # type: ignore[assignment]
+                await both.open_router(log)
             outcomes = Counter(await asyncio.gather(*clients))
             router = both.router
             await until(lambda: not router.driver.flights and not any(r.desk.flights for r in both.relays), 10.0)
             both.assert_idle()
-        ends, begun = recorder.counts()
+            router.driver.writer = None
+        ends, begun = counts(log.entries())
+        log.writer.close()
         ends = +ends
         assert outcomes["whole"] > 0
         assert set(ends) <= begun

@@ -233,6 +233,7 @@ class Cascade:
         """Keep the record; nothing more will be asked."""
         self._done = True
         self._choice.keep_cascade(self._selected, self._model, self._record())
+        self._held = self._flight = self._answer = None  # they refer to this, and would all wait for the collector
 
     def _expected(self, model: str) -> int | None:
         """Output tokens forecast for a model that can serve, or None."""
