@@ -120,6 +120,25 @@ def test_decode_legs_keep_the_order_across_models() -> None:
     assert finish(router, "u") == ["b"]
 
 
+def test_decode_legs_age_as_first_legs_do() -> None:
+    router = fleet(binding="late")
+    up(router, "p", role="prefill")
+    up(router, "d", role="decode")
+
+    def prompt_done(name: str, tier: str, now_s: float) -> list[str]:
+        arrive(router, name, "one", tier, now_s)
+        return sent(router.handle(PrefillFinished(request_id=name), now_s))
+
+    last, order = "r", []
+    assert prompt_done("r", "standard", 0.0) == ["r"]
+    assert prompt_done("old", "batch", 0.1) == []
+    for n in range(8):
+        assert prompt_done(f"u{n}", "interactive", 10.0 + n) == []
+        (last,) = finish(router, last, 10.5 + n)
+        order.append(last)
+    assert order.index("old") == 2, "three were sent before: r, u0 and u1"
+
+
 class Choosy:
     """Declines whatever is not of the last tier, while it may."""
 

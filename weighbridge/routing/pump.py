@@ -164,8 +164,11 @@ class Pump:
         pool = self._placing.candidates.pool
         turns = [Turn(pool(model), queue) for model, queue in queues.items() if queue and queue.quiet_until_s <= now_s]
         if turns and len(queues) > 1:
-            waiting = (pool(model) for model, queue in queues.items() if queue and queue.quiet_until_s > now_s)
-            turns = undisturbed(turns, frozenset[int]().union(*(each.indexes for each in waiting)))
+            quiet: set[int] = set()
+            for model, queue in queues.items():
+                if queue and queue.quiet_until_s > now_s:
+                    quiet |= pool(model).indexes
+            turns = undisturbed(turns, frozenset(quiet))
         if queues is self._held:
             turns = [turn for turn in turns if self._opens(turn, now_s, actions)]
         while turns:
@@ -356,5 +359,6 @@ class Pump:
             turn.declined.add(live.id)
         else:
             queue.remove(live.id)
+            self._served(self._handing_off, queue, live, sent, now_s)
             actions.append(sent)
         return True
