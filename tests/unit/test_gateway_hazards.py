@@ -273,11 +273,12 @@ def test_an_engine_whose_model_list_is_broken_serves_the_configured_models() -> 
 PRIVATE = ("priority", "cache_salt", "kv_transfer_params", "bootstrap_room", "stream_options", "return_token_ids")
 
 
-@pytest.mark.parametrize("kind", ["transformers", "tgi", "llamacpp", "openai", "vllm", "sglang"])
+@pytest.mark.parametrize("kind", ["transformers", "tgi", "llamacpp", "openai", "vllm", "sglang", "embedded"])
 def test_what_each_kind_is_sent_besides_the_clients_fields(kind: str) -> None:
     allowed = {
         "transformers": set[str](),
         "vllm": {"stream_options", "cache_salt"},
+        "embedded": {"stream_options", "cache_salt", "priority"},
     }.get(kind, {"stream_options"})
 
     async def main() -> None:

@@ -125,7 +125,7 @@ def test_comments_keep_a_stream_alive_and_are_no_token() -> None:
         await call.last_chunk()
 
     async def main() -> None:
-        async with FakeUpstream(script) as upstream, front(upstream, client=ClientLimits(read_s=0.7)) as f:
+        async with FakeUpstream(script) as upstream, front(upstream, client=ClientLimits(read_s=0.2)) as f:
             task = asyncio.create_task(f.post(chat()))
             await until(lambda: any(x.responder.started for x in f.gateway.driver.flights.values()))
             (flight,) = f.gateway.driver.flights.values()

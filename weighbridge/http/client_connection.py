@@ -140,7 +140,7 @@ class ClientConnection:
         if exchange is None:
             self._abort()  # bytes outside an exchange: the server is out of step
             return
-        self.deadline = self.pool.now + self.pool.limits.read_s
+        self.deadline = self.pool.now + self.pool.read_s
         if self.state == HEAD:
             self._begun = True
             self._read_head(data)
@@ -346,7 +346,7 @@ class ClientConnection:
         """Reads on."""
         if self._paused and self.transport is not None:
             self._paused = False
-            self.deadline = self.pool.now + self.pool.limits.read_s
+            self.deadline = self.pool.now + self.pool.read_s
             self.transport.resume_reading()
 
     def _abort(self) -> None:

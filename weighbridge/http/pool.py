@@ -39,6 +39,7 @@ class Pool:
         self.loop_pass = pass_of(self._loop)
         self.clock = self._loop.time
         self.now = self._loop.time()  # at most SWEEP_S old
+        self.read_s = self.limits.read_s + SWEEP_S  # from `now` on, so that no deadline comes early
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
         self._changed = asyncio.Event()  # a connection or a dial is gone
