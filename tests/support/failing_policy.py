@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from weighbridge.core.errors import PolicyError
+from weighbridge.core.errors import LogError
 from weighbridge.routing.policies.least_requests import LeastRequests
 from weighbridge.routing.policy import Choice, View
 
@@ -18,5 +18,5 @@ class Failing(LeastRequests):
 
     def choose(self, view: View) -> Choice:
         if Failing.broken:
-            raise PolicyError("a bug")
+            raise LogError("a bug")
         return super().choose(view)

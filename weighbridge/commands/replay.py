@@ -119,11 +119,11 @@ def _print_shadows(console: Console, shadows: list[ShadowSummary]) -> None:
         console.print("no shadow policies in this log; set router.shadow, for example [least_tokens]")
         return
     table = Table(title="What shadow policies would have chosen")
-    for column in ("policy", "placements", "agrees", "TTFT there", "TTFT where sent"):
+    for column in ("policy", "placements", "agrees", "failed", "TTFT there", "TTFT where sent"):
         table.add_column(column, justify="left" if column == "policy" else "right")
     for row in shadows:
         pair = [f"{x / row.compared:.3f} s" if row.compared else "-" for x in (row.ttft_s, row.chosen_ttft_s)]
-        table.add_row(row.policy, str(row.asked), f"{100 * row.agreed / row.asked:.1f} %", *pair)
+        table.add_row(row.policy, str(row.asked), f"{100 * row.agreed / row.asked:.1f} %", str(row.failed), *pair)
     console.print(table)
     console.print("forecast TTFT is the mean over the placements on which they disagree")
 

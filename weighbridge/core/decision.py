@@ -21,12 +21,16 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
 
 
 class ShadowChoice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a shadow policy would have chosen, with the TTFT forecast there and on the instance really chosen."""
+    """What a shadow policy would have chosen, with the TTFT forecast there and on the instance really chosen.
+
+    Where it failed, `instance` is empty and `note` says how.
+    """
 
     policy: str
     instance: str
     ttft_s: float | None = None
     chosen_ttft_s: float | None = None
+    note: str = ""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

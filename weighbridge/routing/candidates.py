@@ -239,14 +239,14 @@ def decision(
         queued_s=queued_s,
         length_estimate=length_estimate,
         expected_output_tokens=chosen.decode_tokens,
-        note=choice.note,
+        note=choice.note if choice.lasting else str(choice.note),
         shadows=shadows,
     )
 
 
 def _finite(terms: Mapping[str, float]) -> dict[str, float]:
     """A copy, since the policy may use its own again; without what JSON cannot hold."""
-    return {name: float(value) for name, value in terms.items() if isfinite(value)}
+    return {str(name): float(value) for name, value in terms.items() if isfinite(value)}
 
 
 def _serves(instance: Instance, model: str) -> bool:

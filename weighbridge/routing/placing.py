@@ -6,13 +6,14 @@ import random
 from collections.abc import Callable, Sequence
 
 from weighbridge.core.actions import Dispatch, Leg
-from weighbridge.core.errors import WeighbridgeError
+from weighbridge.core.decision import Decision
+from weighbridge.core.errors import LogError
 from weighbridge.core.request import Tier
 from weighbridge.routing.candidates import Candidates, Pool, decision
 from weighbridge.routing.fleet import Fleet, Instance
 from weighbridge.routing.lengths import Lengths
 from weighbridge.routing.live import RUNNING, Live
-from weighbridge.routing.policy import Choice, Policy, View
+from weighbridge.routing.policy import Choice, Policy, View, breach
 from weighbridge.routing.room import shortlist
 from weighbridge.routing.settings import RouterSettings
 from weighbridge.routing.shadow import Shadows
@@ -59,16 +60,13 @@ class Placing:
             return None
         option = view.options[choice.index]
         chosen = option.instance
-        live.attempts += 1
-        self.on_start(live)
         if chosen.spec.role == "prefill":
             if self._binds_early(chosen):
                 return self._send_both(live, pool, view, choice, now_s)
             leg = "prefill"
         else:
             leg = "whole"
-        live.stage = RUNNING
-        action = self._send(live, view, choice, leg, None)
+        action = self._send(live, view, choice, leg, None, live.attempts + 1)
         self.fleet.charge(
             live.request,
             chosen,
@@ -77,7 +75,14 @@ class Placing:
             now_s=now_s,
             tier=live.tier,
         )
+        self._count(live)
         return action
+
+    def _count(self, live: Live) -> None:
+        """An attempt has its charge: only now is it counted elsewhere, so that what fails before leaves nothing."""
+        live.stage = RUNNING
+        live.attempts += 1
+        self.on_start(live)
 
     def _send_both(self, live: Live, pool: Pool, view: View, choice: Choice, now_s: float) -> Dispatch | None:
         """Early binding: the decode instance is chosen together with the prefill instance."""
@@ -85,12 +90,12 @@ class Placing:
         option = view.options[choice.index]
         prefill, cached = option.instance, option.cached_tokens
         self.fleet.charge(live.request, prefill, cached_tokens=cached, expected_output_tokens=0, now_s=now_s)
+        self._count(live)
         self.fleet.hand_off(live.id)
-        live.stage = RUNNING
         decode_choice, decode_view = self._ask(live, pool.decode, "decode", now_s, may_hold=False)
         assert decode_choice.index is not None
         chosen = decode_view.options[decode_choice.index]
-        action = self._send(live, decode_view, decode_choice, "both", prefill.name)
+        action = self._send(live, decode_view, decode_choice, "both", prefill.name, live.attempts)
         self.fleet.charge(
             live.request,
             chosen.instance,
@@ -109,8 +114,8 @@ class Placing:
             return None
         option = view.options[choice.index]
         source = self.fleet.sources[live.id]
+        action = self._send(live, view, choice, "decode", source.instance.name, live.attempts)
         live.stage = RUNNING
-        action = self._send(live, view, choice, "decode", source.instance.name)
         self.fleet.charge(
             live.request,
             option.instance,
@@ -149,8 +154,8 @@ class Placing:
         )
         try:
             choice = self.policy.choose(view)
-            broken = _broken(choice, view)
-        except WeighbridgeError:
+            broken = breach(choice, options, may_hold=may_hold)
+        except LogError:  # of a policy that repeats a log, which is not as it should be
             raise
         except Exception as error:  # a third party's policy must not take its request down with it
             broken = f"{type(error).__name__}: {error}"
@@ -159,23 +164,19 @@ class Placing:
             choice = Choice(fewest, note=f"policy {self.settings.policy} failed ({broken}); fewest requests instead")
         return choice, view
 
-    def _send(self, live: Live, view: View, choice: Choice, leg: Leg, prefill_instance: str | None) -> Dispatch:
+    def _send(
+        self, live: Live, view: View, choice: Choice, leg: Leg, prefill_instance: str | None, attempt: int
+    ) -> Dispatch:
         """The action of a choice; to be made before the charge, so that the decision shows what was seen."""
         assert choice.index is not None
         chosen = view.options[choice.index].instance
         record = None
         if self.settings.record_decisions:
-            record = decision(
-                view,
-                choice,
-                self.fleet,
-                policy=self.settings.policy,
-                attempt=live.attempts,
-                queued_s=view.now_s - live.held_s if self.holds else 0.0,
-                length_estimate=self.lengths.name,
-                failed_on=live.failed_on,
-                shadows=self.shadows.ask(view, choice.index) if self.shadows else (),
-            )
+            try:
+                record = self._record(live, view, choice, attempt)
+            except Exception as error:  # scores or terms of a third party's policy that are not what they should be
+                note = f"what policy {self.settings.policy} says of its choice cannot be kept ({error!r})"
+                record = self._record(live, view, Choice(choice.index, note=note), attempt)
         priority = None
         if chosen.spec.takes_priority:
             # within a tier the earliest deadline first; both fit a 64-bit integer
@@ -185,21 +186,26 @@ class Placing:
             priority=priority,
             request_id=live.id,
             instance=chosen.name,
-            attempt=live.attempts,
+            attempt=attempt,
             leg=leg,
             prefill_instance=prefill_instance,
             decision=record,
         )
 
+    def _record(self, live: Live, view: View, choice: Choice, attempt: int) -> Decision:
+        assert choice.index is not None
+        return decision(
+            view,
+            choice,
+            self.fleet,
+            policy=self.settings.policy,
+            attempt=attempt,
+            queued_s=view.now_s - live.held_s if self.holds else 0.0,
+            length_estimate=self.lengths.name,
+            failed_on=live.failed_on,
+            shadows=self.shadows.ask(view, choice.index) if self.shadows else (),
+        )
+
     def _binds_early(self, prefill: Instance) -> bool:
         binding = self.settings.binding
         return binding == "early" or (binding == "auto" and (prefill.spec.pairs_early or prefill.spec.kind == "sglang"))
-
-
-def _broken(choice: Choice, view: View) -> str:
-    """How a choice breaks the policy contract; empty if it does not."""
-    if choice.index is None:
-        return "" if view.may_hold else "it wants to hold where it must choose"
-    if not 0 <= choice.index < len(view.options):
-        return f"index {choice.index} of {len(view.options)} options"
-    return ""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Protocol
 
 from weighbridge.core.actions import Leg
@@ -132,6 +133,17 @@ class Policy(Protocol):
     def choose(self, view: View) -> Choice:
         """Pick one of `view.options`."""
         ...
+
+
+def breach(choice: object, options: Sequence[Option], *, may_hold: bool) -> str:
+    """How a choice breaks the policy contract; empty if it does not."""
+    if not isinstance(choice, Choice):
+        return f"it answers {type(choice).__name__} instead of Choice"
+    if choice.index is None:
+        return "" if may_hold else "it wants to hold where it must choose"
+    if not 0 <= index(choice.index) < len(options):
+        return f"index {choice.index} of {len(options)} options"
+    return ""
 
 
 def least(scores: Sequence[float], rng: random.Random) -> int:

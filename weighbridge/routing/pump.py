@@ -285,11 +285,13 @@ class Pump:
             full = [i for i in full if i.prefilling]
         waited = (now_s - live.held_s) / (self._settings.release_after * live.bound_s)
         may_hold = waited <= 1.0 or bool(full)
-        stage, live.stage = live.stage, RUNNING
-        sent = self._placing.start(
-            live, pool, usable, now_s, may_hold=may_hold, cached=cached, full=full, held=held, released=waited > 1.0
-        )
-        live.stage = stage
+        stage = live.stage
+        try:
+            sent = self._placing.start(
+                live, pool, usable, now_s, may_hold=may_hold, cached=cached, full=full, held=held, released=waited > 1.0
+            )
+        finally:
+            live.stage = stage  # until it is out of its queue
         if sent is not None:
             self.drop(live)
         return sent

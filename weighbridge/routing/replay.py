@@ -132,6 +132,8 @@ class ShadowSummary(msgspec.Struct, frozen=True, kw_only=True):
     compared: int
     ttft_s: float
     chosen_ttft_s: float
+    failed: int = 0
+    """How often it raised, or broke the policy contract, instead of answering."""
 
 
 def shadow_summary(entries: Iterable[Entry]) -> list[ShadowSummary]:
@@ -142,9 +144,11 @@ def shadow_summary(entries: Iterable[Entry]) -> list[ShadowSummary]:
             if not isinstance(action, Dispatch) or action.decision is None:
                 continue
             for shadow in action.decision.shadows:
-                row = sums.setdefault(shadow.policy, [0, 0, 0, 0.0, 0.0])
+                row = sums.setdefault(shadow.policy, [0, 0, 0, 0.0, 0.0, 0])
                 row[0] += 1
-                if shadow.instance == action.decision.chosen:
+                if shadow.note:
+                    row[5] += 1
+                elif shadow.instance == action.decision.chosen:
                     row[1] += 1
                 elif shadow.ttft_s is not None and shadow.chosen_ttft_s is not None:
                     row[2] += 1
@@ -158,6 +162,7 @@ def shadow_summary(entries: Iterable[Entry]) -> list[ShadowSummary]:
             compared=int(row[2]),
             ttft_s=row[3],
             chosen_ttft_s=row[4],
+            failed=int(row[5]),
         )
         for name, row in sorted(sums.items())
     ]

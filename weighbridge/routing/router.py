@@ -122,6 +122,11 @@ class Router:
         return len(self._pump)
 
     @property
+    def shadow_failures(self) -> dict[str, int]:
+        """How often each shadow policy raised, or broke the policy contract, instead of answering."""
+        return self._placing.shadows.failures
+
+    @property
     def wants_tick(self) -> bool:
         """Whether the driver must send `Tick` every 50 ms: something waits here."""
         return self.holds and bool(self._pump)
