@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-import re
-import secrets
 from urllib.parse import unquote
 
 import msgspec
@@ -32,6 +29,7 @@ from weighbridge.gateway.prefix_hashes import PrefixHasher
 from weighbridge.gateway.quota import Quotas, Salts
 from weighbridge.gateway.records import Signals
 from weighbridge.gateway.refusal import send_reject, send_request_error
+from weighbridge.gateway.request_ids import RequestIds
 from weighbridge.gateway.settings import GatewaySettings
 from weighbridge.gateway.stats import Stats
 from weighbridge.gateway.tokenizer_file import read_tokenizer
@@ -51,7 +49,6 @@ ENDPOINTS = {
     "/detokenize": "detokenize",
 }
 GENERATING = frozenset({"chat", "completions", "responses", "messages"})
-REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 # Client headers that go on to the engine; no other ever does.
 FORWARDED = frozenset({b"traceparent", b"tracestate", b"openai-beta", b"anthropic-version", b"anthropic-beta"})
 
@@ -86,8 +83,7 @@ class Surface:
         self.quotas = Quotas()
         self.salts = Salts(salt_key) if salt_key is not None else None
         self._offered: set[str] = set()
-        self._prefix = f"wb-{secrets.token_hex(4)}-"
-        self._numbers = itertools.count(1)
+        self.ids = RequestIds()
         self.routes = Routes()
         for path in ENDPOINTS:
             self.routes.post(path, self.complete)
@@ -126,7 +122,7 @@ class Surface:
 
     def complete(self, request: Request, responder: Responder) -> None:
         """Any endpoint that makes an engine generate."""
-        request_id = self._request_id(request)
+        request_id = self.ids.of(request, self.driver.flights)
         if self.guard.shedding:
             self._shed(request, responder, request_id)
             return
@@ -259,15 +255,6 @@ class Surface:
             allow=overload_choices(request.header(b"x-weighbridge-allow")),
         )
 
-    def _request_id(self, request: Request) -> str:
-        """The client's own id if it is a plain word and not in use, else a new one."""
-        given = request.header(b"x-request-id")
-        if given is not None and REQUEST_ID.fullmatch(given):
-            name = given.decode("ascii")
-            if name not in self.driver.flights:
-                return name
-        return f"{self._prefix}{next(self._numbers)}"
-
     @staticmethod
     def id_header(request_id: str) -> list[tuple[str, str]]:
         """The header that names a request."""
@@ -306,7 +293,7 @@ class Surface:
 
     def ended(self, flight: Flight, outcome: str, detail: str, usage: Usage, output_tokens: int) -> None:
         """A flight has ended: the one place where it leaves the books."""
-        del self.driver.flights[flight.id]
+        self.driver.flights.pop(flight.id, None)  # whatever went wrong before, what follows must happen
         stats = self.stats
         routed = flight.routed
         self.quotas.settle(flight.id, (usage.prompt_tokens or routed.prompt_tokens) + output_tokens)
@@ -349,7 +336,7 @@ class Surface:
     def feedback(self, request: Request, responder: Responder) -> None:
         """How good the answer to a recent `model: auto` request was."""
         principal = request.context or self.auth.principal(request)
-        request_id = self._request_id(request)
+        request_id = self.ids.of(request, self.driver.flights)
         try:
             if principal is None:
                 raise RequestError(REFUSED, status=401, type="authentication_error", code="invalid_api_key")
@@ -367,7 +354,9 @@ class Surface:
             responder.send_error(401, REFUSED, code="invalid_api_key")
             return
         rows = list(self._rows(principal).values())
-        responder.send_json(200, {"object": "list", "data": rows}, headers=self.id_header(self._request_id(request)))
+        responder.send_json(
+            200, {"object": "list", "data": rows}, headers=self.id_header(self.ids.of(request, self.driver.flights))
+        )
 
     def model(self, request: Request, responder: Responder) -> None:
         """One model; its id may hold slashes, plain or escaped."""
@@ -382,7 +371,7 @@ class Surface:
                 404, f"The model `{name[:128]}` does not exist.", param="model", code="model_not_found"
             )
         else:
-            responder.send_json(200, row, headers=self.id_header(self._request_id(request)))
+            responder.send_json(200, row, headers=self.id_header(self.ids.of(request, self.driver.flights)))
 
     def _rows(self, principal: Principal) -> dict[str, dict[str, object]]:
         aliases = () if self.choice is None else sorted(self.choice.offered)

@@ -183,7 +183,7 @@ class RelayDesk(Desk):
         flight = case.flight
         surface, routed = flight.surface, flight.routed
         flight.ended = True
-        del self.flights[flight.id]
+        self.flights.pop(flight.id, None)
         self.quotas.settle(flight.id, 0)
         self.stats.requests.add((routed.endpoint, "", "", f"refused_{told.status}"))
         error = RequestError(
@@ -200,7 +200,7 @@ class RelayDesk(Desk):
         if case is None:
             return
         flight = case.flight
-        del self.flights[flight.id]
+        self.flights.pop(flight.id, None)
         name = f"wb-{secrets.token_hex(8)}"
         self.quotas.rename(flight.id, name)
         flight.routed = msgspec.structs.replace(flight.routed, id=name)

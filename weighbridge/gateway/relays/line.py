@@ -168,7 +168,7 @@ class Line:
     def forget(self, flight: RemoteFlight, used_tokens: int) -> None:
         """A request leaves the books."""
         flight.leave()
-        del self.driver.flights[flight.request.id]
+        self.driver.flights.pop(flight.request.id, None)
         self.hub.quotas.settle(flight.request.id, used_tokens)
 
     # in: requests
