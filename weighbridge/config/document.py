@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 from collections.abc import Mapping
@@ -75,7 +76,27 @@ class Document:
             unknown = _UNKNOWN.search(message)
             if unknown:
                 message += _expected(unknown.group(1), known_keys(type_, path))
-            raise self.error(message, path) from None
+            raise self.error(message, self._named(type_, path)) from None
+
+    def _named(self, type_: Any, path: str) -> str:
+        """`path` with the keys of dictionaries, which the decoder leaves out: it writes `[...]` for them."""
+        while "[...]" in path:
+            before, _, after = path.partition("[...]")
+            value = copy.deepcopy(self.value)
+            holder = value
+            for key, index in _STEP.findall(before):
+                holder = holder[key] if key else holder[int(index)]
+            if not isinstance(holder, dict):
+                break
+            for key, own in list(holder.items()):
+                holder.clear()
+                holder[key] = own
+                try:
+                    msgspec.convert(value, type_)
+                except msgspec.ValidationError:
+                    break
+            path = f"{before}.{key}{after}"
+        return path
 
     def error(self, message: str, path: str) -> ConfigError:
         """An error about the value at `path`, such as `$.instances[0].url`."""

@@ -14,10 +14,11 @@ from weighbridge.config.document import Document
 from weighbridge.core.errors import ConfigError, PolicyError
 from weighbridge.engine.instance import InstanceOptions, available_cores
 from weighbridge.gateway.adapters import ADAPTERS
+from weighbridge.gateway.auth import key_problem
 from weighbridge.gateway.discovery import dns_instance
 from weighbridge.gateway.settings import DnsSource, GatewaySettings
 from weighbridge.routing.policies.registry import make_policy
-from weighbridge.routing.settings import RouterSettings
+from weighbridge.routing.settings import RouterSettings, contradiction
 
 
 class Settings(GatewaySettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,10 +94,26 @@ def _check(settings: Settings, document: Document) -> None:
         )
     if settings.relays and settings.selection is not None:
         raise document.error("`selection` needs the Router in the process that reads requests: 0", "$.relays")
+    problem = key_problem(settings.keys, settings.router.tiers)
+    if problem is not None:
+        raise document.error(problem[1], problem[0])
+    _check_router(settings.router, document)
+
+
+def _check_router(router: RouterSettings, document: Document) -> None:
+    problem = contradiction(router)
+    if problem is not None:
+        raise document.error(problem[1], problem[0])
     try:
-        make_policy(settings.router.policy, settings.router.policy_options)
+        make_policy(router.policy, router.policy_options)
     except PolicyError as error:
-        raise document.error(str(error), "$.router.policy") from None
+        place = {None: "policy", "*": "policy_options"}.get(error.option, f"policy_options.{error.option}")
+        raise document.error(str(error), f"$.router.{place}") from None
+    for index, name in enumerate(router.shadow):
+        try:
+            make_policy(name)
+        except PolicyError as error:
+            raise document.error(str(error), f"$.router.shadow[{index}]") from None
 
 
 def _check_discovery(settings: Settings, document: Document) -> None:

@@ -59,9 +59,14 @@ class CheckpointError(InputError):
 
 
 class PolicyError(WeighbridgeError):
-    """A policy is unknown, got a bad option, or broke its contract."""
+    """A policy is unknown, got a bad option, or broke its contract. `option`: the option that was refused, `*` where
+    it may be any of them, None where the fault is not with the options."""
 
     exit_code = 2
+
+    def __init__(self, message: str, *, option: str | None = None) -> None:
+        super().__init__(message)
+        self.option = option
 
 
 class ModelError(WeighbridgeError):

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Tokens = Annotated[int, msgspec.Meta(ge=1)]
+MOST_PRIORITY = 900_000
+"""Engines are sent priority and deadline in one 64-bit integer: more would not fit."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -39,16 +46,16 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     the router, and that run.
     """
 
-    name: str
-    priority: int
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    priority: Annotated[int, msgspec.Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)]
+    ttft_s: Seconds | None = None
+    tpot_s: Seconds | None = None
+    e2e_s: Seconds | None = None
     may_preempt: bool = False
     sheddable: bool = True
-    max_wait_s: float | None = None
-    max_held_tokens: int | None = None
-    max_running_tokens: int | None = None
+    max_wait_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    max_held_tokens: Tokens | None = None
+    max_running_tokens: Tokens | None = None
 
 
 DEFAULT_TIERS: tuple[Tier, ...] = (

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Sequence
 
-from weighbridge.core.errors import RequestError
+from weighbridge.core.errors import ConfigError, RequestError
+from weighbridge.core.request import Tier
 from weighbridge.gateway.settings import GatewaySettings, KeySettings
 from weighbridge.http import Request
 
@@ -35,9 +37,13 @@ class Principal:
 
 
 class Authorizer:
-    """Looks callers up. Without configured keys everybody is the default tenant."""
+    """Looks callers up. Without configured keys everybody is the default tenant.
+
+    Raises ConfigError where two keys are one, or a key names a tier that is not defined.
+    """
 
     def __init__(self, settings: GatewaySettings) -> None:
+        check_keys(settings)
         self.mark = object()
         self._anonymous = Principal(settings.default_tenant, issuer=self.mark)
         self._default_tier = settings.default_tier
@@ -77,6 +83,26 @@ class Authorizer:
             if name in self._tiers:
                 return name
         return self._default_tier
+
+
+def key_problem(keys: Sequence[KeySettings], tiers: Sequence[Tier]) -> tuple[str, str] | None:
+    """The first of `keys` that cannot be used: its path in the configuration, and why."""
+    names = sorted(tier.name for tier in tiers)
+    seen: dict[str, int] = {}
+    for index, key in enumerate(keys):
+        first = seen.setdefault(key.sha256, index)
+        if first != index:
+            return f"$.keys[{index}].sha256", f"is the key of $.keys[{first}] already; remove one of the two"
+        if key.tier is not None and key.tier not in names:
+            return f"$.keys[{index}].tier", f"tier {key.tier!r} is not defined; defined: {', '.join(names)}"
+    return None
+
+
+def check_keys(settings: GatewaySettings) -> None:
+    """Raises ConfigError where a key cannot be used."""
+    problem = key_problem(settings.keys, settings.router.tiers)
+    if problem is not None:
+        raise ConfigError(problem[1], path=problem[0])
 
 
 def bearer(request: Request) -> bytes:

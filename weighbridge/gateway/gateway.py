@@ -16,6 +16,7 @@ from weighbridge.core.errors import ConfigError, ServiceError, WeighbridgeError
 from weighbridge.core.event_log import Header
 from weighbridge.gateway.access_log import AccessLog
 from weighbridge.gateway.admin import Admin
+from weighbridge.gateway.auth import check_keys
 from weighbridge.gateway.discovery import Discovery
 from weighbridge.gateway.driver import Driver
 from weighbridge.gateway.endpoint import Endpoint
@@ -187,6 +188,7 @@ class Gateway:
         if fixed:
             raise ConfigError(f"{', '.join(fixed)} cannot change while serving; restart", path=f"$.{fixed[0]}")
         check_names(settings.instances)
+        check_keys(settings)
         old = {i.name: i for i in self.settings.instances}
         new = {i.name: i for i in settings.instances}
         for name in new:

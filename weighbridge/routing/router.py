@@ -44,17 +44,21 @@ from weighbridge.routing.placing import Placing
 from weighbridge.routing.policies.registry import make_policy
 from weighbridge.routing.policy import Policy
 from weighbridge.routing.pump import Pump
-from weighbridge.routing.settings import RouterSettings
+from weighbridge.routing.settings import RouterSettings, check_bounds
 from weighbridge.routing.stability import Offer
 
 __all__ = ["Router", "RouterSettings"]
 
 
 class Router:
-    """Decides for every request where it runs, and when. One instance per fleet; not thread-safe and need not be."""
+    """Decides for every request where it runs, and when. One instance per fleet; not thread-safe and need not be.
+
+    Raises ConfigError or PolicyError where the settings cannot be used.
+    """
 
     def __init__(self, settings: RouterSettings | None = None) -> None:
         self.settings = settings or RouterSettings()
+        check_bounds(self.settings)
         self.fleet = Fleet()
         policy = make_policy(self.settings.policy, self.settings.policy_options)
         self._placing = Placing(self.settings, self.fleet, policy, random.Random(self.settings.seed))

@@ -57,8 +57,8 @@ class Calibrated:
         decoding, in errors, a tier must come for a request to be kept from it for longer than PATIENCE_S. `tail`: how
         many times the TTFT that it, or all but the last per cent of those of late, would have had without the gate the
         gate may make of it."""
-        if not 0.0 <= gate < 1.0 or error <= 0.0 or tail < 1.0:
-            raise ValueError("gate must be in [0, 1), error above 0 and tail at least 1")
+        if not 0.0 <= gate < 1.0 or error <= 0.0 or seconds < 0.0 or near < 0.0 or tail < 1.0:
+            raise ValueError("gate must be in [0, 1), error above 0, seconds and near at least 0 and tail at least 1")
         self.gate = gate
         self.error = error
         self.seconds = seconds

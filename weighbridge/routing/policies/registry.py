@@ -15,6 +15,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
+from math import isnan
 from typing import Any
 
 from weighbridge.core.errors import PolicyError
@@ -67,19 +68,59 @@ def make_policy(name: str, options: Mapping[str, Any] | None = None) -> Policy:
     """Build a policy.
 
     Raises:
-        PolicyError: unknown name (the message lists the known ones), or an option that its constructor refuses.
+        PolicyError: unknown name (the message lists the known ones), one that cannot be loaded, or an option that its
+            constructor refuses.
     """
     factory = POLICIES.get(name) or (_by_path(name) if ":" in name else _third_party(name))
     if factory is None:
         raise PolicyError(
             f"unknown policy {name!r}; known: {', '.join(policy_names())}; or give your own as 'module:Class'"
         )
+    given = dict(options or {})
+    known = _parameters(factory)
+    if known is not None:
+        _check_options(name, given, known)
     try:
-        policy = factory(**(options or {}))
-    except (TypeError, ValueError) as error:
-        parameters = ", ".join(inspect.signature(factory).parameters) or "none"
-        raise PolicyError(f"policy {name!r}: {error}; its options are: {parameters}") from None
+        policy = factory(**given)
+    except Exception as error:
+        raise PolicyError(f"policy {name!r}: {error}{_listed(known)}", option="*") from None
+    if not callable(getattr(policy, "choose", None)):
+        raise PolicyError(f"policy {name!r} has no method `choose(view)`; see weighbridge.routing.policy.Policy")
     return policy
+
+
+def _parameters(factory: Callable[..., Policy]) -> Mapping[str, inspect.Parameter] | None:
+    try:
+        return inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # some built-in callables tell nothing
+        return None
+
+
+def _listed(known: Mapping[str, inspect.Parameter] | None) -> str:
+    return "" if known is None else f"; its options are: {', '.join(known) or 'none'}"
+
+
+def _check_options(name: str, given: Mapping[str, Any], known: Mapping[str, inspect.Parameter]) -> None:
+    """An unknown option, or one of another kind than its default, is refused by its name, before the policy trips
+    over it."""
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+    for option, value in given.items():
+        if option not in known and not takes_all:
+            raise PolicyError(f"policy {name!r} has no option {option!r}{_listed(known)}", option=option)
+        default = known[option].default if option in known else None
+        if isinstance(default, bool):
+            fits, wanted = isinstance(value, bool), "true or false"
+        elif isinstance(default, int):
+            fits, wanted = isinstance(value, int) and not isinstance(value, bool), "a whole number"
+        elif isinstance(default, float):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            fits, wanted = number and not isnan(value), "a number"
+        elif isinstance(default, str):
+            fits, wanted = isinstance(value, str), "a word"
+        else:
+            continue
+        if not fits:
+            raise PolicyError(f"policy {name!r}: {option} must be {wanted}, not {value!r}", option=option)
 
 
 def _by_path(name: str) -> Callable[..., Policy]:
@@ -89,11 +130,25 @@ def _by_path(name: str) -> Callable[..., Policy]:
         loaded: Callable[..., Policy] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise PolicyError(f"policy {name!r} cannot be loaded: {error}; is it on the Python path?") from None
-    return loaded
+    except Exception as error:  # whatever its module does when it is imported
+        raise PolicyError(f"policy {name!r} cannot be loaded: {type(error).__name__}: {error}; mend it") from None
+    return _callable(name, loaded)
 
 
 def _third_party(name: str) -> Callable[..., Policy] | None:
     for point in entry_points(group=GROUP, name=name):
-        loaded: Callable[..., Policy] = point.load()
-        return loaded
+        try:
+            loaded: Callable[..., Policy] = point.load()
+        except Exception as error:
+            raise PolicyError(
+                f"policy {name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}; "
+                "mend or uninstall its distribution"
+            ) from None
+        return _callable(name, loaded)
     return None
+
+
+def _callable(name: str, loaded: Callable[..., Policy]) -> Callable[..., Policy]:
+    if not callable(loaded):
+        raise PolicyError(f"policy {name!r} is no class; name one that has a method `choose(view)`")
+    return loaded
