@@ -94,9 +94,9 @@ def _check(settings: Settings, document: Document) -> None:
         )
     if settings.relays and settings.selection is not None:
         raise document.error("`selection` needs the Router in the process that reads requests: 0", "$.relays")
-    problem = key_problem(settings.keys, settings.router.tiers)
-    if problem is not None:
-        raise document.error(problem[1], problem[0])
+    wrong = key_problem(settings.keys, settings.router.tiers)
+    if wrong is not None:
+        raise document.error(wrong[1], wrong[0])
     _check_router(settings.router, document)
 
 

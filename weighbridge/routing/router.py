@@ -52,9 +52,7 @@ __all__ = ["Router", "RouterSettings"]
 
 class Router:
     """Decides for every request where it runs, and when. One instance per fleet; not thread-safe and need not be.
-
-    Raises ConfigError or PolicyError where the settings cannot be used.
-    """
+    Raises ConfigError or PolicyError where the settings cannot be used."""
 
     def __init__(self, settings: RouterSettings | None = None) -> None:
         self.settings = settings or RouterSettings()
@@ -112,8 +110,7 @@ class Router:
 
     def outlook(self, request: Request, now_s: float) -> Outlook:
         """What `request.model`'s pool would cost this request in time; asking changes nothing."""
-        tier = self.tiers.get(request.tier, self._default_tier)
-        pool = self._placing.candidates.pool(request.model)
+        pool, tier = self._placing.candidates.pool(request.model), self.tiers.get(request.tier, self._default_tier)
         return outlook(pool, self.fleet, self._pump.held(request.model), request, tier, now_s)
 
     def stability(self, now_s: float) -> Stability:
