@@ -193,9 +193,11 @@ class Flight:
         self.surface.driver.drain()  # its arrival may still wait there
         if self.ended:
             return
-        self.detach()
-        self._end("cancelled", output_tokens=self._streamed())
-        self.surface.driver.feed(RequestCancelled(request_id=self.id))
+        try:
+            self.detach()
+        finally:  # or it would be live for ever
+            self._end("cancelled", output_tokens=self._streamed())
+            self.surface.driver.feed(RequestCancelled(request_id=self.id))
 
     # the engine's reply
 

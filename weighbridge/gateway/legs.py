@@ -148,7 +148,7 @@ class Legs:
 
     def stop(self) -> None:
         """The attempt is over."""
-        if self._prefill is not None:
-            self._prefill.cancel()
-            self._prefill = None
+        prefill, self._prefill = self._prefill, None
+        if prefill is not None:
+            prefill.cancel()
         self.give_up_kv()

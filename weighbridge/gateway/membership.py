@@ -103,8 +103,9 @@ class Membership:
         log.info("instance %s is removed%s", name, "" if ended else "; what still ran there was given up")
         if successor is not None:
             self._join(successor)  # in the same step: to clients its models are never unknown
-        if endpoint.pool is not None:
-            await endpoint.pool.close()
+        pool, endpoint.pool = endpoint.pool, None  # requests whose prompt it computed may still know it
+        if pool is not None:
+            await pool.close()
         return ended
 
 

@@ -5,6 +5,7 @@ The protocols are in `pairs`. Where both legs start at once the prefill leg's re
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from weighbridge.gateway.endpoint import Endpoint
 from weighbridge.http import BadReply, Exchange, ExchangeFailed, ReplyHead
 
+log = logging.getLogger("weighbridge.gateway")
 LEASE_S = 25.0
 """Oldest transfer parameters that are used: engines free the KV after 30 s by default, and then serve other data."""
 MAX_REPLY_BYTES = 8 << 20
@@ -106,7 +108,16 @@ class _Ignored:
 
 
 def give_up_kv(endpoint: Endpoint, params: bytes) -> None:
-    """Tells a prefill engine that nobody will collect a KV, where it can be told; else its lease runs out."""
-    path = endpoint.adapter.kv_lease(msgspec.json.decode(params))
-    if path is not None and endpoint.pool is not None:
-        endpoint.pool.send(endpoint.plain_request("DELETE", path), _Ignored())
+    """Tells a prefill engine that nobody will collect a KV, where it can be told; else its lease runs out.
+
+    It is a kindness on the way to a request's end: nothing that goes wrong with it may stop that.
+    """
+    pool = endpoint.pool
+    if pool is None or pool.closed:
+        return
+    try:
+        path = endpoint.adapter.kv_lease(msgspec.json.decode(params))
+        if path is not None:
+            pool.send(endpoint.plain_request("DELETE", path), _Ignored())
+    except Exception:  # parameters are the engine's own words, whatever they are
+        log.exception("%s cannot be told to free a KV", endpoint.name)
