@@ -21,8 +21,9 @@ class Dispatch(_Action, frozen=True, kw_only=True, omit_defaults=True, tag="disp
     `leg` says which part: `whole` (the usual case), `prefill` (only the prompt; answered with `PrefillFinished`, after
     which a second dispatch of the same attempt follows), `decode` (the KV waits on `prefill_instance`; generate on
     `instance`), or `both` (engines that pair the two at once: prompt on `prefill_instance`, generation on `instance`,
-    sent together). `attempt` counts from 1. `max_tokens` is set only when the router clipped the budget. `priority`
-    is a number for the engine's own priority field (lower first), set where the instance takes one.
+    sent together). `attempt` counts from 1. `max_tokens` is set only when the router clipped the budget; as in the
+    request it is that of all choices together. `priority` is a number for the engine's own priority field (lower
+    first), set where the instance takes one.
     """
 
     request_id: str

@@ -17,6 +17,7 @@ from weighbridge.gateway.adapters import Adapter, Facts, adapter_for
 from weighbridge.gateway.client_request import ClientRequest
 from weighbridge.gateway.kv_address import AUTO, check_address
 from weighbridge.gateway.origin import parse_origin
+from weighbridge.gateway.output_budget import clip_budget
 from weighbridge.gateway.pairs import CONCURRENT, transfer_of
 from weighbridge.gateway.settings import InstanceSettings
 from weighbridge.gateway.splice import add_value, remove_value, replace_value
@@ -140,7 +141,10 @@ class Endpoint:
     def edit(
         self, request: ClientRequest, priority: int | None = None, clip: int | None = None, salt: bytes | None = None
     ) -> tuple[bytes, bool]:
-        """The body with the named edits spliced in, and whether a usage frame was asked for on our own account."""
+        """The body with the named edits spliced in, and whether a usage frame was asked for on our own account.
+
+        `clip`: output tokens of all choices together.
+        """
         body = request.body
         ours = False
         if (
@@ -156,9 +160,7 @@ class Endpoint:
         if upstream_model is not None:
             body = replace_value(body, "model", msgspec.json.encode(upstream_model))
         if clip is not None:
-            for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
-                body = remove_value(body, name)
-            body = add_value(body, "max_tokens", b"%d" % clip)
+            body = clip_budget(body, request, clip)
         if priority is not None and self.takes_priority:
             body = replace_value(body, "priority", b"%d" % priority)
         elif "priority" in request.private and self.takes_priority:  # a client must not jump the queue by itself

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from weighbridge.core.errors import ConfigError
+from weighbridge.gateway.output_budget import LIMITS
 from weighbridge.gateway.splice import add_value, remove_value, replace_value
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ ASK = (
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,'
     b'"remote_host":null,"remote_port":null}'
 )
-LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 class _Prompt(msgspec.Struct):
@@ -55,6 +55,8 @@ def prefill_body(body: bytes, request: ClientRequest, ask: bytes = ASK) -> bytes
     body = add_value(body, "max_tokens", b"1")
     if request.uses_completion_limit:
         body = add_value(body, "max_completion_tokens", b"1")
+    if request.endpoint == "responses":
+        body = add_value(body, "max_output_tokens", b"1")
     return add_value(body, PARAMS, ask)
 
 
