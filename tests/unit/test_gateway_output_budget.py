@@ -1,4 +1,4 @@
-"""A clipped budget on its way to the engine: per choice, in the field that the endpoint reads, and never a larger one."""
+"""A clipped budget on its way to the engine: per choice, in the field the endpoint reads, and never a larger one."""
 
 import json
 from typing import Any

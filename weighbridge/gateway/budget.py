@@ -49,6 +49,12 @@ class TokenBucket:
         self._level -= tokens
         return 0.0
 
+    def resize(self, per_minute: int, now_s: float) -> None:
+        """Another rate from now on. What is left of the old one stays, up to what the new one holds."""
+        self._refill(now_s)
+        self.per_minute = per_minute
+        self._level = min(self._level, float(per_minute))
+
     def give_back(self, tokens: int) -> None:
         """Settles a charge that was too high (or, negative, too low)."""
         self._level = min(self._level + tokens, float(self.per_minute))

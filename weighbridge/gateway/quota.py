@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Iterable
 
 from weighbridge.core.errors import RequestError
 from weighbridge.core.request import Request as RoutedRequest
 from weighbridge.gateway.auth import Principal
 from weighbridge.gateway.budget import TokenBucket
+from weighbridge.gateway.settings import KeySettings
 
 
 class Quotas:
@@ -17,6 +19,15 @@ class Quotas:
     def __init__(self) -> None:
         self._buckets: dict[str, TokenBucket] = {}
         self._charged: dict[str, tuple[TokenBucket, int]] = {}
+
+    def apply(self, keys: Iterable[KeySettings], now_s: float) -> None:
+        """Takes over reloaded keys: limits that differ hold from now on, what was spent stays spent."""
+        by_hash = {key.sha256: key for key in keys}
+        self._buckets = {name: bucket for name, bucket in self._buckets.items() if name in by_hash}
+        for name, bucket in self._buckets.items():
+            limit = by_hash[name].tokens_per_minute
+            if limit is not None and limit != bucket.per_minute:
+                bucket.resize(limit, now_s)
 
     def charge(self, principal: Principal, routed: RoutedRequest, now_s: float) -> None:
         """Raises RequestError (429) when the key's tokens of this minute are spent."""

@@ -99,6 +99,7 @@ class Surface:
         """Takes over reloaded keys and caps; what keys have spent is kept."""
         self.settings = settings
         self.auth = Authorizer(settings)
+        self.quotas.apply(settings.keys, self.driver.now())
         self._hasher = PrefixHasher(settings.prefix_block_bytes, settings.max_prefix_blocks)
         self._offered.clear()
 
