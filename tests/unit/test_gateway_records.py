@@ -1,15 +1,17 @@
-"""What is kept of decisions: the line of the log gives the very decision back; odd numbers of a policy do no harm."""
+"""What is kept of decisions: the log gives the very decision back; odd numbers of a policy do no harm."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from weighbridge.core.actions import Action, Dispatch
 from weighbridge.core.decision import Decision
-from weighbridge.core.event_log import Entry, entry_line
-from weighbridge.core.events import Event, InstanceUp, RequestArrived, RequestFinished
+from weighbridge.core.event_log import Entry, Header
+from weighbridge.core.events import BlocksStored, Event, InstanceUp, RequestArrived, RequestFinished
 from weighbridge.core.instance import InstanceSpec, Limits, Rates
 from weighbridge.core.request import Request
+from weighbridge.gateway.log_writer import LogWriter
 from weighbridge.gateway.records import DecisionRecord
 from weighbridge.routing.policy import Choice, View
 from weighbridge.routing.router import Router, RouterSettings
@@ -31,37 +33,47 @@ def arrived(number: int) -> RequestArrived:
     )
 
 
-def told(event: Event, actions: Sequence[Action]) -> list[tuple[DecisionRecord, Decision]]:
-    """As the driver does: one line of the log for all that an event led to."""
-    line = entry_line(Entry(1.0, event, tuple(actions)))
+def told(writer: LogWriter, event: Event, actions: Sequence[Action]) -> list[tuple[DecisionRecord, Decision]]:
+    """As the driver does."""
     decisions = [a.decision for a in actions if isinstance(a, Dispatch) and a.decision is not None]
-    return [(DecisionRecord(decision, line), decision) for decision in decisions]
+    records = [DecisionRecord(decision) for decision in decisions]
+    for record in records:
+        writer.keep(record)
+    writer.record(Entry(1.0, event, tuple(actions)))
+    return list(zip(records, decisions, strict=True))
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[LogWriter]:
+    made = LogWriter(tmp_path, Header(source="test"), max_bytes=10**9, max_files=3)
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize("policy", ["calibrated", "least_tokens", "random"])
-def test_a_line_gives_its_decisions_back(policy: str) -> None:
+@pytest.mark.parametrize("bulky", [False, True])
+def test_the_log_gives_decisions_back(policy: str, bulky: bool, writer: LogWriter) -> None:
     made = router(policy, 3, most=4)
     found = []
     for number in range(20):
         event = arrived(number)
-        found += told(event, made.handle(event, 1.0))
+        found += told(writer, event, made.handle(event, 1.0))
+        assert found[-1][0].decision == found[-1][1], "before it is encoded as well"
+        if bulky:  # beside decisions that share their lines with little else
+            stored = BlocksStored(instance="i0", generation=1, hashes=tuple(range(50_000)))
+            told(writer, stored, made.handle(stored, 1.0))
     for number in range(12):
         done = RequestFinished(request_id=f"r{number}", output_tokens=5)
-        found += told(done, made.handle(done, 2.0 + number))
+        found += told(writer, done, made.handle(done, 2.0 + number))
+    writer.flush()
     assert len(found) == 20
     for record, decision in found:
         assert record.decision == decision
-        assert record.decision is not decision, "nothing of it was kept but the line"
+        assert record.decision is not decision, "nothing of it was kept but its place"
+        assert len(record._lines) < 100_000, "and little beside it"
         assert (record.attempt, record.chosen, record.queued_s) == (1, decision.chosen, decision.queued_s)
         (chosen,) = (c for c in decision.candidates if c.instance == decision.chosen)
         assert record.terms == chosen.terms
-
-
-def test_without_a_line_the_decision_itself_is_kept() -> None:
-    decision = Decision(request_id="r", at_s=1.0, policy="p", chosen="a", candidates=(), attempt=2)
-    record = DecisionRecord(decision)
-    assert record.decision is decision
-    assert (record.attempt, record.terms) == (2, {})
 
 
 class Measure(float):
@@ -74,11 +86,12 @@ class Odd:
         return Choice(0, scores, [{"wait_s": Measure(0.5)} for _ in scores])
 
 
-def test_a_policy_may_answer_with_any_kind_of_number() -> None:
+def test_a_policy_may_answer_with_any_kind_of_number(writer: LogWriter) -> None:
     made = router("random", 2)
     made.policy = Odd()
     event = arrived(1)
-    ((record, decision),) = told(event, made.handle(event, 1.0))
+    ((record, decision),) = told(writer, event, made.handle(event, 1.0))
+    writer.flush()
     assert record.decision == decision
     assert [c.score for c in decision.candidates] == [0.0, 1.0]
     assert record.terms == {"wait_s": 0.5}

@@ -51,13 +51,8 @@ def encode_header(header: Header) -> bytes:
     return _encoder.encode(header) + b"\n"
 
 
-def entry_line(entry: Entry) -> bytes:
-    """One line without its newline."""
-    return _encoder.encode(entry)
-
-
 def read_entry(line: bytes) -> Entry:
-    """What `entry_line` made."""
+    """What one line says, its newline or not."""
     return _entry_decoder.decode(line)
 
 
@@ -66,9 +61,8 @@ def encode_entry(now_s: float, event: Event, actions: Iterable[Action]) -> bytes
     return _encoder.encode(Entry(now_s, event, tuple(actions))) + b"\n"
 
 
-def encode_entries(entries: Sequence[Entry | msgspec.Raw]) -> bytes:
-    """One line for each, newline included; one call for many is cheaper than many calls. Some may be encoded already:
-    then they are what `entry_line` made."""
+def encode_entries(entries: Sequence[Entry]) -> bytes:
+    """One line for each, newline included; one call for many is cheaper than many calls."""
     return _encoder.encode_lines(entries)
 
 

@@ -7,10 +7,9 @@ import logging
 import time
 from collections import deque
 
-from msgspec import Raw
-
 from weighbridge.core.actions import Abort, Action, Dispatch, Hold, Preempt, Reject
-from weighbridge.core.event_log import Entry, entry_line
+from weighbridge.core.decision import Decision
+from weighbridge.core.event_log import Entry
 from weighbridge.core.events import Event, RequestArrived, RequestCancelled, RequestDispatched, RequestFailed, Tick
 from weighbridge.gateway.desk import Desk
 from weighbridge.gateway.endpoint import Endpoint
@@ -115,30 +114,32 @@ class Driver(Desk):
                 self.writer.record(Entry(now, event, ()))
             return
         actions = self.router.handle(event, now)
-        line = b""
-        if actions or self.writer is not None:
-            entry = Entry(now, event, tuple(actions))
-            for action in actions:
-                if isinstance(action, Dispatch) and action.decision is not None:
-                    line = entry_line(entry)  # at once: what it takes the place of is freed before it has grown cold
-                    break
-            if self.writer is not None:
-                self.writer.record(Raw(line) if line else entry)
         for action in actions:
-            self._carry_out(action, line)
+            if isinstance(action, Dispatch) and action.decision is not None:
+                self._note(action.request_id, action.decision)
+        if self.writer is not None:
+            self.writer.record(Entry(now, event, tuple(actions)))
+        for action in actions:
+            self._carry_out(action)
         updates = self.refinement.observe(event, actions, now)
         if updates:
             self._queue.extend(updates)
 
-    def _carry_out(self, action: Action, line: bytes) -> None:
+    def _note(self, request_id: str, decision: Decision) -> None:
+        """Keeps a decision: as it stands in the entry of the log that comes next, where there is a log."""
+        flight = self.flights.get(request_id)
+        if flight is not None:
+            record = flight.record = DecisionRecord(decision)
+            self.decisions.append(record)
+            if self.writer is not None:
+                self.writer.keep(record)
+
+    def _carry_out(self, action: Action) -> None:
         flight = self.flights.get(action.request_id)
         if flight is None:
             log.error("the router acts on %s, which is not live", action.request_id)
             return
         if isinstance(action, Dispatch):
-            if action.decision is not None:
-                flight.record = DecisionRecord(action.decision, line)
-                self.decisions.append(flight.record)
             flight.dispatch(action)
         elif isinstance(action, Reject):
             flight.reject(action)

@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import msgspec
 
@@ -20,7 +20,15 @@ from weighbridge.core.event_log import Entry, Header, encode_entries, encode_hea
 
 log = logging.getLogger("weighbridge.gateway")
 MAX_PENDING_BYTES = 64 * 1024 * 1024
+MOST_SHARED = 16 * 1024  # bytes for each of those who keep them
 BATCH = 32  # entries encoded in one call: the event loop stands still for about 50 us
+
+
+class Keeper(Protocol):
+    """Who keeps an entry as it stands in the log."""
+
+    def stands_in(self, lines: bytes, number: int) -> None:
+        """It is line `number`, from 0, of `lines`."""
 
 
 class LogWriter:
@@ -36,7 +44,8 @@ class LogWriter:
         self._part = 0
         self._max_bytes = max_bytes
         self._max_files = max_files
-        self._entries: list[Entry | msgspec.Raw] = []  # not all encoded yet
+        self._entries: list[Entry] = []  # not encoded yet
+        self._keepers: list[tuple[Keeper, int]] = []  # and which of them is whose
         self._lines: list[bytes] = []
         self._size = 0
         self._pending = 0  # bytes handed over and not yet written
@@ -66,9 +75,12 @@ class LogWriter:
         self._lines.append(line)
         self._size += len(line)
 
-    def record(self, entry: Entry | msgspec.Raw) -> None:
-        """Takes one entry, to be encoded together with others; never blocks. It must not change any more. As `Raw` it
-        is encoded already."""
+    def keep(self, keeper: Keeper) -> None:
+        """The entry that is recorded next is of use to `keeper` once it is encoded."""
+        self._keepers.append((keeper, len(self._entries)))
+
+    def record(self, entry: Entry) -> None:
+        """Takes one entry, to be encoded together with others; never blocks. It must not change any more."""
         self._entries.append(entry)
         if len(self._entries) >= BATCH:
             self._encode()
@@ -79,6 +91,19 @@ class LogWriter:
             self._entries.clear()
             self._lines.append(lines)
             self._size += len(lines)
+            if self._keepers:
+                self._hand_over(lines)
+
+    def _hand_over(self, lines: bytes) -> None:
+        """Gives all keepers what they share, or each its own line where that would keep much else in memory."""
+        keepers, self._keepers = self._keepers, []
+        if len(lines) <= MOST_SHARED * len(keepers):
+            for keeper, number in keepers:
+                keeper.stands_in(lines, number)
+            return
+        each = lines.split(b"\n")
+        for keeper, number in keepers:
+            keeper.stands_in(each[number], 0)
 
     def flush(self) -> None:
         """Hands over what was appended; call it a few times a second. Never blocks."""

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 class DecisionRecord:
     """A decision and, once known, its outcome.
 
-    Thousands are kept and few are ever asked for, so the decision is kept as the line of the event log in which it
-    stands, one piece of memory for some seventy objects, and made from it when somebody asks. Beside it stands what is
-    asked of every one: `attempt`, `chosen`, `queued_s` and `terms`, the forecast on the chosen instance.
+    Thousands are kept and few are ever asked for. So as soon as it stands in the event log the decision is kept as its
+    place there, some seventy objects less, and made from it when somebody asks. Beside it stands what is asked of every
+    one: `attempt`, `chosen`, `queued_s` and `terms`, the forecast on the chosen instance.
     """
 
-    __slots__ = ("_decision", "_line", "_request_id", "attempt", "chosen", "outcome", "queued_s", "terms")
+    __slots__ = ("_decision", "_lines", "_number", "_request_id", "attempt", "chosen", "outcome", "queued_s", "terms")
 
-    def __init__(self, decision: Decision, line: bytes = b"") -> None:
-        """`line`: of the event log, with the dispatch that carries `decision`; without one the decision is kept."""
+    def __init__(self, decision: Decision) -> None:
         self.outcome: Outcome | None = None
-        self._line = line
-        self._decision = None if line else decision
+        self._decision: Decision | None = decision
+        self._lines = b""
+        self._number = 0
         self._request_id = decision.request_id
         self.attempt = decision.attempt
         self.queued_s = decision.queued_s
@@ -44,12 +44,17 @@ class DecisionRecord:
                     self.terms = candidate.terms
                     break
 
+    def stands_in(self, lines: bytes, number: int) -> None:
+        """The decision is in line `number` of `lines`, which are of the event log."""
+        self._lines, self._number = lines, number
+        self._decision = None
+
     @property
     def decision(self) -> Decision:
         """Why it went where it went."""
         if self._decision is not None:
             return self._decision
-        for action in read_entry(self._line).a:
+        for action in read_entry(self._lines.split(b"\n")[self._number]).a:
             if isinstance(action, Dispatch) and action.request_id == self._request_id and action.decision:
                 return action.decision
         raise AssertionError("the line holds its dispatch")
