@@ -225,7 +225,7 @@ class Flight:
         responder = self.responder
         if out:
             if responder.started:
-                responder.write(out, not scanner.dense)  # of a dense stream nobody waits for a single token
+                responder.write(out)
             else:
                 self._start(out)
         if self.first_token_s is None:

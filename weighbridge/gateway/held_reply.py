@@ -63,9 +63,9 @@ class HeldReply(Responder):
         self.lines, self.streamed = lines, b"text/event-stream" in lines
         self._keep(data)
 
-    def write(self, data: bytes, at_once: bool = True) -> None:
+    def write(self, data: bytes) -> None:
         if self._edit is not None:
-            self._client.write(data, at_once)
+            self._client.write(data)
         else:
             self._keep(data)
 

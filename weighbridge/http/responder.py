@@ -156,12 +156,12 @@ class Responder:
         head = (status_line(status), self._connection.server.date_line, lines, framing, self._closing(), b"\r\n", data)
         self._connection.put(b"".join(head), at_once=True)
 
-    def write(self, data: bytes, at_once: bool = True) -> None:
-        """Body bytes, as one chunk; they leave at once, or when all is read that this pass of the event loop finds."""
+    def write(self, data: bytes) -> None:
+        """Body bytes; they leave at once, as one chunk."""
         if not data or self.disconnected or self.finished:
             return
         self.written_bytes += len(data)
-        self._connection.put(framed(data) if self._chunked else data, at_once)
+        self._connection.put(framed(data) if self._chunked else data, at_once=True)
 
     def end(self, data: bytes = b"") -> None:
         """The end of the body, after a last piece of it."""

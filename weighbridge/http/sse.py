@@ -30,8 +30,6 @@ TYPED_MARKS = (*MARKS, b'"response.failed"', *(b'"%b"' % t.encode() for t in sor
 MAX_EVENT_BYTES = 8 * 1024 * 1024
 FEW = 8
 """Of a stream with so few events it is not worth learning what they have in common."""
-DENSE = 3
-"""Events in one read from which a stream is behind."""
 _decode: Final = msgspec.json.Decoder().decode
 
 
@@ -103,8 +101,7 @@ class SseScanner:
 
     `events` counts data events other than `[DONE]` and usage-only ones, `tokens_seen` turns True with the first
     generated token of any kind, `usage` holds the last usage object (decoded), `error` the first error frame's object,
-    `done` and `finish` whether `[DONE]` and a finish reason were seen, `dense` whether the last read held several
-    events: its stream comes faster than it is read.
+    `done` and `finish` whether `[DONE]` and a finish reason were seen.
 
     With `strip_usage` a frame whose `choices` is empty and which carries usage is withheld from what `feed` returns.
     """
@@ -115,7 +112,6 @@ class SseScanner:
         "_splitter",
         "_started",
         "_strip",
-        "dense",
         "done",
         "error",
         "events",
@@ -131,7 +127,6 @@ class SseScanner:
         self._alike = Alike()
         self._started = False
         self._strip = strip_usage
-        self.dense = False
         self.events = 0
         self.tokens_seen = False
         self.done = False
@@ -162,10 +157,8 @@ class SseScanner:
             count = self._alike.count(whole)
             if count:
                 self.events += count
-                self.dense = count >= DENSE
                 return whole
         blocks = whole.count(b"\n\n")
-        self.dense = blocks >= DENSE
         plain = (
             whole[:5] == b"data:"
             and whole.count(b"\n") == 2 * blocks
