@@ -21,8 +21,13 @@ from weighbridge.core.events import (
     TokensProgressed,
 )
 from weighbridge.core.instance import InstanceSpec, Limits, Role
-from weighbridge.core.request import Request
+from weighbridge.core.request import DEFAULT_TIERS, Request
 from weighbridge.routing.router import Router, RouterSettings
+
+
+def served_as(tier: str) -> str:
+    """A tier that is not defined is served as the default one."""
+    return tier if tier in {each.name for each in DEFAULT_TIERS} else "standard"
 
 
 class Ledger(RuleBasedStateMachine):
@@ -233,7 +238,7 @@ class Ledger(RuleBasedStateMachine):
             assert instance.shared_kv.tokens == size * (sum(map(len, sharing)) - len(distinct))
             assert instance.decoding == len(decoding)
             for tier, group in instance.groups.items():
-                members = [c for c in live if c.request.tier == tier and c.group is not None]
+                members = [c for c in live if served_as(c.request.tier) == tier and c.group is not None]
                 started = [c.first_token_s for c in members if c.first_token_s is not None]
                 assert (group.count, group.decoding) == (len(members), len(started))
                 assert group.generated == sum(c.output_tokens for c in members)

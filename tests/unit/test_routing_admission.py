@@ -1,5 +1,7 @@
 """Admission: tenants and tiers in tokens, fairness, ageing, shedding, deferral, clipping, preemption, hysteresis."""
 
+import random
+
 import pytest
 
 from weighbridge.core.actions import Action, Dispatch, Hold, Preempt, Reject
@@ -7,7 +9,10 @@ from weighbridge.core.events import FirstToken, InstanceUp, RequestArrived, Requ
 from weighbridge.core.instance import InstanceSpec, Limits, StepTerms
 from weighbridge.core.request import Request, Tier
 from weighbridge.routing.admission import Admission
+from weighbridge.routing.candidates import MOST_POOLS
 from weighbridge.routing.fairness import Fairness
+from weighbridge.routing.lengths import MOST_KEYS
+from weighbridge.routing.pump import MOST_IDLE
 from weighbridge.routing.router import Router
 from weighbridge.routing.settings import RouterSettings, TenantLimit
 
@@ -229,3 +234,113 @@ def test_nothing_is_left_counted_after_all_have_ended() -> None:
     assert set(admission.running_tokens.values()) <= {0}
     assert not admission.fairness._active
     assert all(bucket.requests == 0 for bucket in admission._buckets.values())
+
+
+def test_late_ones_are_shed_before_more_urgent_ones() -> None:
+    late = Tier(name="batch", priority=20, ttft_s=1.0)
+    made = router(tiers=(FAST, PLAIN, late), max_held_tokens=2500, reject_hopeless=False)
+    arrive(made, "running", "batch")
+    arrive(made, "b1", "batch")
+    arrive(made, "b2", "batch", 0.1)
+    made.handle(Tick(), 10.0)
+    assert refused(arrive(made, "s", "standard", 10.0)) == [("b2", 429, "queue_full")]
+    made.handle(RequestCancelled(request_id="s"), 10.1)
+    made.handle(RequestCancelled(request_id="b1"), 10.1)
+    arrive(made, "s1", "standard", 10.2)
+    arrive(made, "s2", "standard", 10.2)
+    assert refused(arrive(made, "s3", "standard", 10.3)) != []
+    assert made.held_requests == 2
+
+
+def test_of_many_tenants_the_latest_to_come_is_shed() -> None:
+    made = router(max_held_tokens=4000)
+    arrive(made, "running")
+    for n, tenant in enumerate("cab"):
+        arrive(made, tenant, "batch", 0.1 * n, tenant=tenant)
+    assert refused(arrive(made, "s", "standard", 1.0)) == [("b", 429, "queue_full")]
+
+
+def test_whoever_a_deferred_request_displaces_is_answered() -> None:
+    """Here itself: it passes from a lane whose last is not to be shed to one where it is the last."""
+    firm = Tier(name="firm", priority=10, ttft_s=60.0, sheddable=False, max_running_tokens=1200)
+    made = router(tiers=(FAST, PLAIN, firm, BATCH), max_held_tokens=2500)
+    arrive(made, "running", "firm")
+    arrive(made, "patient", allow=("defer",))
+    for n in range(2):
+        assert not refused(arrive(made, f"f{n}", "firm"))
+    assert refused(made.handle(Tick(), 6.0)) == [("patient", 429, "queue_full")]
+    assert made.live_requests == 3
+    assert made.admission.held_total == 2 * 1100
+
+
+def test_a_deferred_request_lends_its_bounds_to_no_other_of_its_tier() -> None:
+    """On an instance sums are kept by the tier that is served, not by the one that was asked for."""
+    made = router(tiers=(FAST, Tier(name="standard", priority=10, ttft_s=5.0, tpot_s=0.05), BATCH))
+    arrive(made, "running", "interactive")
+    arrive(made, "patient", "standard", allow=("defer",))
+    made.handle(Tick(), 5.1)
+    assert sent(finish(made, "running", 6.0)) == ["patient"]
+    finish(made, "patient", 7.0)
+    arrive(made, "strict", "standard", 8.0)
+    arrive(made, "unknown", "gold", 8.0)
+    groups = made.fleet.instances["i"].groups
+    assert set(groups) == {"interactive", "batch", "standard"}
+    assert (groups["standard"].tpot_s, groups["batch"].tpot_s) == (0.05, None)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_least_counter_is_that_of_a_search_through_all(seed: int) -> None:
+    rng = random.Random(seed)
+    fairness, active = Fairness(), dict.fromkeys("abcdefghijklmnop", 0)
+    floor = 0.0
+    for _ in range(3000):
+        tenant = rng.choice("abcdefghijklmnop")
+        act = rng.random()
+        if act < 0.35:
+            fairness.arrived(tenant)
+            active[tenant] += 1
+        elif act < 0.6 and active[tenant]:
+            if active[tenant] == 1:
+                floor = fairness.least()
+            fairness.ended(tenant)
+            active[tenant] -= 1
+        elif active[tenant]:
+            fairness.served(tenant, rng.randrange(100), rng.randrange(-80, 100), rng.choice((0.5, 1.0, 3.0)))
+        expected = min((fairness.counter(t) for t, count in active.items() if count), default=floor)
+        assert fairness.least() == expected
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_model_names_that_clients_invent_leave_nothing(busy: bool) -> None:
+    """Where an engine tells no models, any name is served."""
+    made = router(policy="calibrated")
+    if busy:
+        arrive(made, "running", "interactive", model="real")  # so that the others are held, each in its own queue
+    for n in range(10_000):
+        name = f"m{n}"
+        arrive(made, name, model=name, now_s=n * 1e-6)
+        made.handle(RequestCancelled(request_id=name), n * 1e-6)
+    for n in range(300):
+        arrive(made, f"q{n}", model=f"q{n}", now_s=0.02)
+        finish(made, f"q{n}", 0.03)
+    assert made.live_requests == int(busy)
+    pump, placing = made._pump, made._placing
+    assert len(pump._held) <= MOST_IDLE + 2
+    assert len(pump._handing_off) <= MOST_IDLE + 2
+    assert len(placing.candidates._pools) <= MOST_POOLS
+    assert len(placing.lengths._tables) <= MOST_KEYS
+    assert len(placing.lengths._complete) <= MOST_KEYS
+    assert len(made.admission.fairness) <= 1
+
+
+def test_a_queue_of_many_models_that_hold_is_kept_whole() -> None:
+    made = router(policy="least_tokens")
+    arrive(made, "running")
+    for n in range(100):
+        arrive(made, f"r{n}", model=f"m{n}", prompt_tokens=10)
+    assert made.held_requests + len(made.fleet.charges) == 101
+    out: list[str] = []
+    for n in range(101):
+        for request_id in list(made.fleet.charges):
+            out += sent(finish(made, request_id, 1.0 + n))
+    assert made.live_requests == 0

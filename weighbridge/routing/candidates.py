@@ -20,6 +20,8 @@ UNEVEN = 1.5
 """Ratio of decode steps from which instances of one pool are not taken for equal."""
 NEEDS_PREFILL = frozenset({"sglang"})
 """Kinds whose decode instances answer nothing without a prefill instance."""
+MOST_POOLS = 256
+"""Pools that are kept, one per model name. Clients may think of ever new names where engines take any."""
 NO_TERMS: dict[str, float] = {}
 
 
@@ -136,6 +138,8 @@ class Candidates:
         """The pool of a model."""
         pool = self._pools.get(model)
         if pool is None:
+            if len(self._pools) >= MOST_POOLS:
+                del self._pools[next(iter(self._pools))]
             pool = self._pools[model] = Pool(model, self._fleet, self._entry_kv, self._decode_kv)
         return pool
 

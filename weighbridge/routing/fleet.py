@@ -250,7 +250,7 @@ class Fleet:
         tier: Tier | None = None,
     ) -> Charge:
         """Book a dispatch. Without `prefill` the prompt's KV comes from elsewhere and nothing of it is computed here.
-        `tier` is only looked at for its bounds.
+        `tier` is the one it is served as, looked at for its name, bounds and priority.
 
         A request has one current charge at a time: raises ValueError if it has one already.
         """
@@ -277,7 +277,8 @@ class Fleet:
             instance.prefill_tokens += charge.prefill_left
             instance.sent_since_report_tokens += charge.prefill_left
         if charge.decode_left:
-            name = charge.request.tier
+            # of a deferred request, or one whose tier is not defined, the tier it is served as
+            name = charge.request.tier if tier is None else tier.name
             group = instance.groups.get(name)
             if group is None:
                 group = instance.groups[name] = Group(tier)

@@ -23,6 +23,10 @@ AGED_EVERY = 4
 Entry = tuple[float, int, Live]
 
 
+def _since(live: Live) -> float:
+    return live.held_s
+
+
 class Lane:
     """Held requests of one tenant in one tier."""
 
@@ -55,6 +59,15 @@ class Lane:
             self._refill()
         else:
             self._gone.add(entry[1])
+
+    def last(self) -> Entry | None:
+        """One of the last to be served: of those in order the last, else a late one."""
+        if self._window:
+            return self._window[-1]
+        late = self._late
+        while late and late[-1][1] in self._gone:
+            self._gone.discard(late.pop()[1])  # a heap stays one without its last element
+        return late[-1] if late else None
 
     def set_late(self, entry: Entry) -> None:
         """Move from the window behind all that can still make their deadline."""
@@ -233,9 +246,10 @@ class HoldQueue:
     def last(self) -> Live | None:
         """The one to shed when there are too many: of the least urgent sheddable tier, the latest to arrive."""
         for level in reversed(self._order):
-            for live in reversed([entry[2] for lane in level.lanes.values() for entry in lane.window()[-1:]]):
-                if live.tier.sheddable:
-                    return live
+            last = [entry[2] for lane in level.lanes.values() if (entry := lane.last()) is not None]
+            latest = max((live for live in last if live.tier.sheddable), key=_since, default=None)
+            if latest is not None:
+                return latest
         return None
 
     def oldest(self) -> Live | None:

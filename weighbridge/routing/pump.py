@@ -26,6 +26,8 @@ RETRY_S = 0.01
 """After a pass in which someone had to wait, the queue is left alone for this long."""
 OVERLOAD_LOOK_S = 0.25
 EXPIRE_LOOK_S = 1.0
+MOST_IDLE = 32
+"""Models whose empty queues are kept. Where engines take any name, clients can think of ever new ones."""
 CLIP = 1.5
 """A clipped output budget is this many times the expected output."""
 
@@ -219,6 +221,9 @@ class Pump:
     def _queue(self, queues: dict[str, HoldQueue], request: Request) -> HoldQueue:
         queue = queues.get(request.model)
         if queue is None:
+            if len(queues) > MOST_IDLE:
+                for model in [model for model, each in queues.items() if not each]:
+                    del queues[model]
             queue = queues[request.model] = HoldQueue(self._admission.fairness, self._settings.fair_tokens)
         return queue
 
@@ -304,7 +309,7 @@ class Pump:
             since = live.held_s
             self.drop(live)
             live.defer(last, self._settings.default_ttft_s)
-            self.hold(live, since)
+            actions += self.hold(live, since)  # which may be too much, and shed somebody
             return
         actions.append(self._refuse(live, 429, "cannot_meet_slo", self.drain_s(live.request)))
 
