@@ -24,7 +24,7 @@ MODULES = {
     ),
     "gateway": (
         "auth body budget client_request desk driver endpoint estimate flight forecasts health held_reply legs "
-        "log_writer loop_guard prefix_hashes quota records reply splice stats surface usage"
+        "log_writer loop_guard prefix_hashes quota records reply request_ids splice stats surface usage"
     ),
     "gateway/relays": "desk line link quotas remote_flight",
     "routing": (

@@ -11,6 +11,8 @@ from tests.support.gateway import answer, chat, text_of
 from tests.support.loop import run, until
 from tests.support.pairs import PARAMS, pair, prefill
 from tests.support.upstream import Call
+from weighbridge.core.event_log import LogReader
+from weighbridge.core.events import RequestFailed
 from weighbridge.routing.router import RouterSettings
 
 
@@ -165,16 +167,23 @@ def test_a_disconnect_ends_either_leg(leg: str) -> None:
     run(main())
 
 
-def test_late_parameters_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_parameters_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weighbridge.gateway.legs.LEASE_S", -1.0)
 
     async def main() -> None:
-        async with pair(prefill, answer) as (f, _, d):
+        async with pair(prefill, answer, data_dir=str(tmp_path)) as (f, _, d):
             reply = await f.post(chat())
             assert text_of(reply.body) == "abc"
             assert len(d.calls) == 1
             assert "kv_transfer_params" not in json.loads(d.calls[0].body), "what may have been freed is never read"
             f.assert_idle()
+            f.gateway.writer.sync()
+        (log,) = tmp_path.glob("events-*.jsonl")
+        with log.open("rb") as stream:
+            failed = [e.e for e in LogReader(stream) if isinstance(e.e, RequestFailed)]
+        assert {(e.instance, e.reason) for e in failed} == {("p0", "prefill_lease_over")}, (
+            "not the decode engine's fault"
+        )
 
     run(main())
 

@@ -8,7 +8,7 @@ from typing import Any
 from tests.support.gateway import answer, chat, front, whole
 from tests.support.loop import run
 from tests.support.upstream import FakeUpstream
-from weighbridge.core.errors import PolicyError
+from weighbridge.core.errors import LogError
 from weighbridge.http import HttpServer, Request, Responder
 from weighbridge.http.loop_pass import MOST_BYTES, pass_of
 from weighbridge.routing.policy import Choice, View
@@ -58,6 +58,32 @@ def test_work_comes_before_writes_and_both_after_what_is_ready() -> None:
     run(main())
 
 
+def test_a_work_or_write_that_raises_ends_neither_the_others_nor_the_passes_to_come() -> None:
+    async def main() -> None:
+        log: list[Any] = []
+        at_end = pass_of(asyncio.get_running_loop())
+
+        def broken() -> None:
+            raise ValueError("a bug")
+
+        class Deaf(Transport):
+            def write(self, data: bytes) -> None:
+                raise RuntimeError("closed")
+
+        a, deaf = Transport("a", log), Deaf("deaf", log)
+        at_end.later(broken)
+        at_end.later(lambda: log.append("work"))
+        at_end.write(deaf, b"1")  # type: ignore[arg-type]
+        at_end.write(a, b"2")  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        assert log == ["work", ("a", b"2")]
+        at_end.write(a, b"3")  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        assert log[-1] == ("a", b"3")
+
+    run(main())
+
+
 def test_who_writes_without_a_pause_does_not_wait_for_the_end() -> None:
     async def main() -> None:
         log: list[Any] = []
@@ -103,7 +129,7 @@ class Broken:
     """A policy that breaks its contract."""
 
     def choose(self, view: View) -> Choice:
-        raise PolicyError("broken")
+        raise LogError("broken")
 
 
 def test_a_broken_router_answers_its_request_and_no_other_suffers() -> None:

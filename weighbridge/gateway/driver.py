@@ -14,7 +14,7 @@ from weighbridge.core.events import Event, RequestArrived, RequestCancelled, Req
 from weighbridge.gateway.desk import Desk
 from weighbridge.gateway.endpoint import Endpoint
 from weighbridge.gateway.log_writer import LogWriter
-from weighbridge.gateway.records import DecisionRecord
+from weighbridge.gateway.records import DecisionRecord, Steered
 from weighbridge.gateway.stats import Stats
 from weighbridge.http.loop_pass import LoopPass
 from weighbridge.routing.refinement import Refinement
@@ -91,8 +91,18 @@ class Driver(Desk):
             request_id = event.request.id if isinstance(event, RequestArrived) else event.request_id
             flight = self.flights.get(request_id)
             if flight is not None:
-                flight.reject(Reject(request_id=request_id, status=500, reason="internal_error"))
-                self._queue.append(RequestCancelled(request_id=request_id, reason="internal_error"))
+                self._break_off(flight, request_id)
+
+    def _break_off(self, flight: Steered, request_id: str) -> None:
+        """Ends a request alone; the router hears of it, unless it was its own word that ended it."""
+        live = self.flights.get(request_id) is flight
+        try:
+            flight.break_off()
+        except Exception:
+            log.exception("a request could not be ended properly")
+            self.flights.pop(request_id, None)
+        if live:
+            self._queue.append(RequestCancelled(request_id=request_id, reason="internal_error"))
 
     def _on_tick(self) -> None:
         self._tick = None
@@ -120,7 +130,15 @@ class Driver(Desk):
         if self.writer is not None:
             self.writer.record(Entry(now, event, tuple(actions)))
         for action in actions:
-            self._carry_out(action)
+            flight = self.flights.get(action.request_id)
+            if flight is None:
+                log.error("the router acts on %s, which is not live", action.request_id)
+                continue
+            try:
+                self._carry_out(flight, action)
+            except Exception:  # a bug: what the router decided for the others is done all the same
+                log.exception("an order of type %s failed", type(action).__name__)
+                self._break_off(flight, action.request_id)
         updates = self.refinement.observe(event, actions, now)
         if updates:
             self._queue.extend(updates)
@@ -134,11 +152,7 @@ class Driver(Desk):
             if self.writer is not None:
                 self.writer.keep(record)
 
-    def _carry_out(self, action: Action) -> None:
-        flight = self.flights.get(action.request_id)
-        if flight is None:
-            log.error("the router acts on %s, which is not live", action.request_id)
-            return
+    def _carry_out(self, flight: Steered, action: Action) -> None:
         if isinstance(action, Dispatch):
             flight.dispatch(action)
         elif isinstance(action, Reject):

@@ -147,6 +147,7 @@ class Flight:
             body = self._ask_for_stream(body)
         if self.legs is not None and action.leg != "whole":
             if action.leg == "decode" and self.legs.too_old():
+                self.endpoint = self.source or endpoint  # who should decode it is not to blame
                 driver.feed(self.failed_event("prefill_lease_over", retriable=True))
                 return
             decode = self.legs.start_pair(action, body) if action.leg == "both" else self.legs.take(body)
@@ -171,6 +172,7 @@ class Flight:
 
     def reject(self, action: Reject) -> None:
         """Answers the client with the Router's refusal."""
+        self.detach()
         if not self._end("rejected", detail=action.reason):
             return
         status, retry_after_s = action.status, action.retry_after_s
@@ -187,6 +189,18 @@ class Flight:
         if not self.ended:
             self.detach()
             self.attempt_failed(reason)
+
+    def break_off(self) -> None:
+        """The gateway itself failed at it. The client is told, or where its reply has begun its connection is cut."""
+        try:
+            if self.ended or self.responder.started:
+                self.detach()
+            else:
+                self.reject(Reject(request_id=self.id, status=500, reason="internal_error"))
+        finally:
+            self._end("failed", detail="internal_error", output_tokens=self._streamed())
+            if not self.responder.finished:
+                self.responder.abort()
 
     def client_gone(self) -> None:
         """The client disconnected: the engine must hear of it at once."""

@@ -74,6 +74,9 @@ class Steered(Protocol):
     def abort(self, reason: str) -> None:
         """Stops its running attempt."""
 
+    def break_off(self) -> None:
+        """The gateway itself failed at it: it ends, with a 500 where its client has seen nothing yet."""
+
 
 class Signals(Protocol):
     """Who hears of what real requests see of an engine's health."""

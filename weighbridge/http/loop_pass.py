@@ -6,9 +6,11 @@ and so do the system's calls. A peer that serves many connections is woken once 
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
+log = logging.getLogger("weighbridge.http")
 MOST_BYTES = 256 * 1024
 """With more than this nobody waits for the end: whoever writes without a pause must meet a full socket."""
 
@@ -27,7 +29,7 @@ class LoopPass:
         self._writes: list[tuple[asyncio.Transport, bytes]] = []
 
     def later(self, work: Callable[[], None]) -> None:
-        """Does `work` when this pass has read everything, before anything is written. It must not raise."""
+        """Does `work` when this pass has read everything, before anything is written. What it raises is logged."""
         self._works.append(work)
         self._schedule()
 
@@ -47,17 +49,25 @@ class LoopPass:
         self.number += 1
         for transport, data in writes:
             if not transport.is_closing():
-                transport.write(data)
+                try:
+                    transport.write(data)
+                except Exception:
+                    log.exception("a write at the end of a pass failed")
 
     def end(self) -> None:
         """What the loop calls: does what waits, and writes."""
-        while self._works:
-            works = self._works
-            self._works = []
-            for work in works:
-                work()
-        self._due = False
-        self.flush()
+        try:
+            while self._works:
+                works = self._works
+                self._works = []
+                for work in works:
+                    try:
+                        work()
+                    except Exception:
+                        log.exception("work at the end of a pass failed")
+        finally:  # whatever comes: without this no pass would ever end again
+            self._due = False
+            self.flush()
 
     def _schedule(self) -> None:
         if not self._due:

@@ -169,11 +169,13 @@ class RelayDesk(Desk):
             case.flight.abort(order.reason)
 
     def break_off(self, request_id: str) -> None:
-        """An order failed here: its request ends as if its client had left, and the client's connection is cut."""
+        """An order failed here: its request ends alone."""
         case = self._cases.get(request_id)
         if case is not None:
-            case.flight.client_gone()
-            case.flight.responder.abort()
+            try:
+                case.flight.break_off()
+            finally:
+                self.feed(RequestCancelled(request_id=case.flight.id, reason="internal_error"))
 
     def refuse(self, told: Refused) -> None:
         """Answers a request that the Router's process would not take in, as if it had never begun."""

@@ -72,6 +72,10 @@ class RemoteFlight:
         """Its attempt is to stop; the relay answers with its end."""
         self.line.send(Stop(self.request.id, self.attempt, reason))
 
+    def break_off(self) -> None:
+        """The Router's process failed at it: the relay answers it, and stops what runs."""
+        self.reject(Reject(request_id=self.request.id, status=500, reason="internal_error"))
+
     def run_on(self, *names: str | None) -> None:
         """It runs on these engines now, and on no others."""
         self.leave()
