@@ -95,3 +95,19 @@ def test_a_policy_may_answer_with_any_kind_of_number(writer: LogWriter) -> None:
     assert record.decision == decision
     assert [c.score for c in decision.candidates] == [0.0, 1.0]
     assert record.terms == {"wait_s": 0.5}
+
+
+def test_of_long_prompts_only_the_decision_is_kept(writer: LogWriter) -> None:
+    made = router("least_tokens", 3)
+    found = []
+    for number in range(40):
+        hashes = tuple(range(2**62, 2**62 + 1024))
+        request = Request(
+            id=f"r{number}", arrival_s=0.0, prompt_tokens=50, max_tokens=20, session=',"a":[{}]', prefix_hashes=hashes
+        )
+        event = RequestArrived(request=request)
+        found += told(writer, event, made.handle(event, 1.0))
+    writer.flush()
+    for record, decision in found:
+        assert record.decision == decision
+        assert len(record._lines) < 1000

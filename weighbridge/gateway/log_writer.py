@@ -16,7 +16,7 @@ from typing import IO, Protocol
 
 import msgspec
 
-from weighbridge.core.event_log import Entry, Header, encode_entries, encode_header
+from weighbridge.core.event_log import Entry, Header, encode_entries, encode_header, without_event
 
 log = logging.getLogger("weighbridge.gateway")
 MAX_PENDING_BYTES = 64 * 1024 * 1024
@@ -95,7 +95,8 @@ class LogWriter:
                 self._hand_over(lines)
 
     def _hand_over(self, lines: bytes) -> None:
-        """Gives all keepers what they share, or each its own line where that would keep much else in memory."""
+        """Gives all keepers what they share, or where that would keep much else in memory each its own line, and of
+        that no more than the actions: prompts of a hundred thousand tokens have a thousand hashes."""
         keepers, self._keepers = self._keepers, []
         if len(lines) <= MOST_SHARED * len(keepers):
             for keeper, number in keepers:
@@ -103,7 +104,7 @@ class LogWriter:
             return
         each = lines.split(b"\n")
         for keeper, number in keepers:
-            keeper.stands_in(each[number], 0)
+            keeper.stands_in(without_event(each[number]), 0)
 
     def flush(self) -> None:
         """Hands over what was appended; call it a few times a second. Never blocks."""
