@@ -126,7 +126,7 @@ def test_a_stream_is_written_at_once_and_never_before_what_waits_on_its_connecti
 
 
 class Broken:
-    """A policy that breaks its contract."""
+    """A policy whose fault is not made good by the router."""
 
     def choose(self, view: View) -> Choice:
         raise LogError("broken")
