@@ -1,7 +1,7 @@
 """Two models on the same engines: each has a queue of its own, and urgency holds across both."""
 
 from weighbridge.core.actions import Action, Dispatch, Reject
-from weighbridge.core.events import InstanceUp, PrefillFinished, RequestArrived, RequestFailed, RequestFinished
+from weighbridge.core.events import InstanceUp, PrefillFinished, RequestArrived, RequestFailed, RequestFinished, Tick
 from weighbridge.core.instance import InstanceSpec, Limits, Role
 from weighbridge.core.request import Request, Tier
 from weighbridge.routing.policy import Choice, View
@@ -94,6 +94,23 @@ def test_too_many_are_refused_from_the_least_urgent_end_of_all_queues() -> None:
     arrive(router, "s", "one", "standard")
     (refused,) = [a for a in arrive(router, "i1", "one", "interactive") if isinstance(a, Reject)]
     assert (refused.request_id, refused.reason) == ("b", "queue_full")
+
+
+def test_a_late_request_is_not_forgotten_when_too_many_wait() -> None:
+    tiers = (Tier(name="interactive", priority=0), Tier(name="standard", priority=10, ttft_s=0.5))
+    settings = RouterSettings(
+        tiers=tiers, policy="least_tokens", dispatch="hold", max_held_tokens=250, reject_hopeless=False
+    )
+    router = Router(settings)
+    up(router, "i")
+    arrive(router, "running", "one", "standard")
+    arrive(router, "late", "one", "standard")
+    finish(router, "running", 0.1)
+    arrive(router, "more", "one", "standard", 0.2)
+    router.handle(Tick(), 5.0)  # it is set aside
+    assert sent(arrive(router, "i1", "one", "interactive", 5.1)) == []
+    (refused,) = [a for a in arrive(router, "i2", "one", "interactive", 5.2) if isinstance(a, Reject)]
+    assert refused.request_id == "more"
 
 
 def test_who_shares_no_engine_does_not_wait_for_the_other() -> None:
