@@ -27,7 +27,17 @@ IMMEDIATE = RouterSettings(policy="least_requests", dispatch="immediate")
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[Listening]:
-    with listening(InstanceOptions(name="own", slots=8, context_tokens=1024, threads=1, probe=False)) as running:
+    any_port = "tcp://127.0.0.1:*"
+    options = InstanceOptions(
+        name="own",
+        slots=8,
+        context_tokens=1024,
+        threads=1,
+        probe=False,
+        kv_events=any_port,
+        kv_events_replay=any_port,
+    )
+    with listening(options) as running:
         yield running
 
 
