@@ -264,6 +264,8 @@ async def history(seed: int, requests: int = 14) -> dict[str, int]:
             arrivals = [(u.url, *each) for u, e in zip(upstreams, engines, strict=True) for each in e.arrived]
             judged = check_priority(records, arrivals, {o.word: o.caller.tier for o in outcomes})
     finally:
+        for record in records:
+            record.close()
         for upstream in upstreams:
             await upstream.__aexit__()
     ends: dict[str, int] = judged

@@ -23,9 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from weighbridge.core.actions import Dispatch, Hold, Reject
-from weighbridge.core.event_log import Entry
+from weighbridge.core.event_log import Entry, Header, LogReader
 from weighbridge.core.events import (
     InstanceUp,
     RequestArrived,
@@ -35,6 +37,7 @@ from weighbridge.core.events import (
 )
 from weighbridge.core.request import Request, Tier
 from weighbridge.gateway import Gateway
+from weighbridge.gateway.log_writer import LogWriter
 from weighbridge.routing.policy import Choice, Policy, View
 
 JUDGED = ("contests", "aged", "gated", "shed")
@@ -72,28 +75,35 @@ class Watched:
 
 
 class Record:
-    """The event log of one gateway, in memory; takes the place of its writer before it starts."""
+    """The event log of one gateway; to be made before it starts, and closed at the end."""
 
     def __init__(self, gateway: Gateway) -> None:
         driver = gateway.driver
         self._endpoints = driver.endpoints
-        self.start_s = driver._start_s
+        self._start_s = driver._start_s
+        self._folder = TemporaryDirectory(prefix="history-")
+        self._writer = driver.writer = LogWriter(Path(self._folder.name), Header(), max_bytes=1 << 30, max_files=2)
         self.tiers = driver.router.tiers
+        self.policy = driver.router.policy = Watched(driver.router.policy)
         self.entries: list[Entry] = []
         self.sent: list[Sent] = []
-        self.policy = driver.router.policy = Watched(driver.router.policy)
-        driver.writer = self  # type: ignore[assignment]
 
-    def keep(self, keeper: object) -> None:
-        """What a log writer does for those who read an entry's line later: nobody does here."""
+    def read(self) -> None:
+        """Read what was written so far."""
+        assert self._writer.sync()
+        assert self._writer.dropped == 0
+        with self._writer.path.open("rb") as stream:
+            self.entries = list(LogReader(stream))
+        for entry in self.entries:
+            for action in entry.a:
+                if isinstance(action, Dispatch):
+                    url = self._endpoints[action.instance].settings.url
+                    self.sent.append(Sent(self._start_s + entry.t, action.request_id, url))
 
-    def record(self, entry: Entry) -> None:
-        """What a log writer does with an entry."""
-        self.entries.append(entry)
-        for action in entry.a:
-            if isinstance(action, Dispatch):
-                url = self._endpoints[action.instance].settings.url
-                self.sent.append(Sent(self.start_s + entry.t, action.request_id, url))
+    def close(self) -> None:
+        """Ends the writer's thread and removes the log."""
+        self._writer.close()
+        self._folder.cleanup()
 
 
 @dataclass
@@ -220,6 +230,7 @@ def check_priority(
     known = set(tiers)
     totals = dict.fromkeys(JUDGED, 0)
     for record in records:
+        record.read()
         judge = Judge(record).run()
         for name in totals:
             totals[name] += getattr(judge, name)
