@@ -28,8 +28,8 @@ MODULES = {
     ),
     "gateway/relays": "desk line link quotas remote_flight",
     "routing": (
-        "admission backlog candidates correction cost fairness fleet forecast hold lengths live placing policy "
-        "prefix_index pump recent refinement room router sacrifice shared_kv stability standing sums turn"
+        "admission backlog candidates correction cost fairness fleet forecast hold lengths live places placing policy "
+        "prefix_index pump recent refinement room router sacrifice shared_kv stability standing sums told turn"
     ),
     "routing/policies": "calibrated least_tokens round_robin",
 }

@@ -10,6 +10,7 @@ from weighbridge.core.actions import Abort, Action, Dispatch, Hold, Reject
 from weighbridge.core.events import (
     FirstToken,
     InstanceDown,
+    InstanceGone,
     InstanceUp,
     PrefillFinished,
     RequestAdopted,
@@ -51,6 +52,7 @@ class Ledger(RuleBasedStateMachine):
         self.ended: set[str] = set()
         self.generation = dict.fromkeys(self.roles, 0)
         self.alive: set[str] = set()
+        self.removed: set[str] = set()
         self.aborting: dict[str, str] = {}
 
     def send(self, event) -> None:  # type: ignore[no-untyped-def]
@@ -110,6 +112,7 @@ class Ledger(RuleBasedStateMachine):
             self.send(InstanceDown(instance=name, reason="restart"))
             self.fail_aborted()
         self.alive.add(name)
+        self.removed.discard(name)
         spec = InstanceSpec(name=name, role=self.roles[name], limits=self.limits)
         self.send(InstanceUp(spec=spec, generation=self.generation[name]))
 
@@ -119,6 +122,17 @@ class Ledger(RuleBasedStateMachine):
         self.alive.discard(name)
         self.send(InstanceDown(instance=name, reason="test", drain=drain))
         self.fail_aborted()
+
+    @rule(seed=st.integers(0, 1000), abort=st.booleans())
+    def gone(self, seed: int, abort: bool) -> None:
+        """Out of the fleet for good: at once, or when what runs there has ended."""
+        name = random.Random(seed).choice(sorted(self.roles))
+        self.alive.discard(name)
+        if abort:
+            self.send(InstanceDown(instance=name, reason="removed"))
+            self.fail_aborted()
+        self.send(InstanceGone(instance=name))
+        self.removed.add(name)
 
     def fail_aborted(self) -> None:
         for request_id, instance in sorted(self.aborting.items()):
@@ -223,6 +237,16 @@ class Ledger(RuleBasedStateMachine):
         assert self.router.wants_tick == bool(self.held)
         assert set(fleet.charges) == set(self.running)
         everything = [*fleet.charges.values(), *fleet.sources.values()]
+        assert self.removed.isdisjoint(fleet.instances.keys() - fleet.leaving)
+        assert self.removed & fleet.instances.keys() == fleet.leaving
+        assert {c.instance for c in everything if c.live} <= set(fleet)
+        indexes = [instance.index for instance in fleet]
+        assert indexes == sorted(set(indexes))
+        assert fleet.places.count <= len(self.roles)
+        held = {block for instance in fleet for block in (*instance.prefix._blocks, *instance.prefix._pending)}
+        assert fleet.prefix_holders.keys() == held
+        for block, bits in fleet.prefix_holders.items():
+            assert bits == sum(1 << i.index for i in fleet if block in i.prefix._blocks or block in i.prefix._pending)
         for instance in fleet:
             live = [c for c in everything if c.instance is instance and c.generation == instance.generation]
             decoding = [c for c in live if c.first_token_s is not None]
@@ -252,6 +276,7 @@ class Ledger(RuleBasedStateMachine):
                 self.end(request_id)
                 self.send(RequestCancelled(request_id=request_id))
         assert self.router.live_requests == 0
+        assert not self.router.fleet.leaving
         for instance in self.router.fleet:
             assert (instance.prefill_tokens, instance.decode_tokens, instance.kv_tokens) == (0, 0, 0)
             assert (instance.decoding, instance.decoding_kv_tokens) == (0, 0)

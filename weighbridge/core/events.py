@@ -109,6 +109,13 @@ class InstanceDown(_Event, frozen=True, kw_only=True, omit_defaults=True, tag="d
     drain: bool = False
 
 
+class InstanceGone(_Event, frozen=True, kw_only=True, omit_defaults=True, tag="gone"):
+    """An instance was taken out of the fleet for good. It is forgotten as soon as nothing is charged to it any more;
+    one that comes up under its name is another."""
+
+    instance: str
+
+
 class BlocksStored(_Event, frozen=True, kw_only=True, omit_defaults=True, tag="blocks_stored"):
     """An engine's KV event: it holds these prefix blocks now. Hashes are the router's own, as in `Request`."""
 
@@ -152,6 +159,7 @@ Event = (
     | InstanceReported
     | InstanceUp
     | InstanceDown
+    | InstanceGone
     | BlocksStored
     | BlocksRemoved
     | ProfileUpdated

@@ -18,6 +18,7 @@ from weighbridge.core.event_log import Entry, Header
 from weighbridge.core.events import (
     FirstToken,
     InstanceDown,
+    InstanceGone,
     InstanceReported,
     InstanceUp,
     ProfileUpdated,
@@ -87,6 +88,7 @@ class Observer:
             RequestCancelled: self._cancelled,
             InstanceUp: self._up,
             InstanceDown: self._down,
+            InstanceGone: self._gone,
             InstanceReported: self._reported,
             ProfileUpdated: self._profile,
         }
@@ -263,6 +265,12 @@ class Observer:
     def _down(self, event: InstanceDown, now: float) -> None:
         instance = self._instance(event.instance)
         instance.state, instance.reason = ("draining" if event.drain else "down"), event.reason
+
+    def _gone(self, event: InstanceGone, now: float) -> None:
+        instance = self._instance(event.instance)
+        instance.state, instance.reason = "down", "removed"
+        if not instance.running:
+            del self.instances[event.instance]
 
     def _reported(self, event: InstanceReported, now: float) -> None:
         instance = self._instance(event.instance)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from weighbridge.core.errors import ConfigError
-from weighbridge.core.events import InstanceDown
+from weighbridge.core.events import InstanceDown, InstanceGone
 from weighbridge.gateway.driver import Driver
 from weighbridge.gateway.endpoint import Endpoint
 from weighbridge.gateway.health import Health
@@ -97,6 +97,8 @@ class Membership:
             await self._kv.remove(endpoint)
             del self._driver.endpoints[name]
             self._driver.fleet_version += 1
+            if self._wanted[name] is None:  # else its successor is its next life
+                self._driver.feed(InstanceGone(instance=name))
         finally:
             del self._leaving[name]
             successor = self._wanted.pop(name)

@@ -117,10 +117,13 @@ class Candidates:
         """An instance came, went or changed: pools are built anew when next asked for."""
         self._pools.clear()
         self._measure()
-        self._everyone = (1 << len(self._fleet.instances)) - 1
+        self._everyone = (1 << self._fleet.places.count) - 1
         for instance in self._fleet:
-            if instance.index == len(self._options):
+            index = instance.index
+            if index == len(self._options):
                 self._options.append(Option(instance, cached_tokens=0, prefill_tokens=0, decode_tokens=0))
+            elif self._options[index].instance is not instance:  # it has the place of one that is gone
+                self._options[index] = Option(instance, cached_tokens=0, prefill_tokens=0, decode_tokens=0)
 
     def refresh(self, pool: Pool, now_s: float) -> None:
         """Look at the speeds again: they are corrected by live traffic."""

@@ -193,6 +193,11 @@ class Correction:
         self._counts.pop(name, None)
         self._scales.pop(name, None)
 
+    def gone(self, instance: Instance) -> None:
+        """The instance was taken out of the fleet."""
+        self.forget(instance)
+        self._unseen.pop(instance.name, None)
+
     def _cost(self, instance: Instance) -> Cost:
         if instance.cost is not None:
             return instance.cost

@@ -15,39 +15,21 @@ from collections.abc import Iterator
 from weighbridge.core.instance import InstanceSpec, LoadReport
 from weighbridge.core.request import Request, Tier
 from weighbridge.routing.cost import Cost, cost_of
-from weighbridge.routing.prefix_index import PrefixIndex
+from weighbridge.routing.places import Places
+from weighbridge.routing.prefix_index import PrefixIndex, index_blocks
 from weighbridge.routing.shared_kv import SharedKv
 from weighbridge.routing.standing import Standing
 from weighbridge.routing.sums import Group, Offered, PrefixCredit
-
-DEFAULT_INDEX_BLOCKS = 65_536
 
 
 class Charge:
     """What one running request costs its instance. `prefill_left` keeps the cache estimate made when it was routed."""
 
     __slots__ = (
-        "cached_tokens",
-        "decode_left",
-        "dispatched_s",
-        "expected_output_tokens",
-        "first_token_s",
-        "found_no_queue",
-        "generation",
-        "group",
-        "hashes",
-        "id",
-        "instance",
-        "kv_tokens",
-        "number",
-        "output_tokens",
-        "pausable",
-        "prefill_left",
-        "priority",
-        "prompt_tokens",
-        "request",
-        "shares",
-    )
+        "cached_tokens", "decode_left", "dispatched_s", "expected_output_tokens", "first_token_s",
+        "found_no_queue", "generation", "group", "hashes", "id", "instance", "kv_tokens", "number",
+        "output_tokens", "pausable", "prefill_left", "priority", "prompt_tokens", "request", "shares",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -172,7 +154,7 @@ class Instance:
         self.shared_kv.clear()
         self.prefix.clear()
         self.prefix.precise = False
-        self.prefix.capacity_blocks = _index_blocks(spec)
+        self.prefix.capacity_blocks = index_blocks(spec.limits)
         self.cost: Cost | None = cost_of(spec)
         """What its work costs; None without a profile."""
 
@@ -192,18 +174,15 @@ class Instance:
         return self.kv_tokens - self.shared_kv.tokens
 
 
-def _index_blocks(spec: InstanceSpec) -> int:
-    if not spec.limits.prefix_caching:
-        return 0
-    capacity = spec.limits.kv_tokens
-    return DEFAULT_INDEX_BLOCKS if capacity is None else max(capacity // 16, 1)
-
-
 class Fleet:
     """All instances and every running request. Only the Router mutates it; policies read it."""
 
     def __init__(self) -> None:
         self.instances: dict[str, Instance] = {}
+        """In order of their indexes."""
+        self.leaving: set[str] = set()
+        """Names of those that are gone and hold charges still."""
+        self.places = Places()
         self.charges: dict[str, Charge] = {}
         self.sources: dict[str, Charge] = {}
         self.offered = Offered()
@@ -220,9 +199,13 @@ class Fleet:
         """An instance joined, came back or changed. The same generation keeps its charges; a newer one forgets them."""
         self.prefix_version += 1
         instance = self.instances.get(spec.name)
+        self.leaving.discard(spec.name)
         if instance is None:
-            instance = Instance(spec, generation, len(self.instances), self.prefix_holders)
+            instance = Instance(spec, generation, self.places.take(), self.prefix_holders)
             self.instances[spec.name] = instance
+            if instance.index + 1 < len(self.instances):  # in the place of one that is gone
+                for each in sorted(self.instances.values(), key=lambda one: one.index):
+                    self.instances[each.name] = self.instances.pop(each.name)
         elif generation == instance.generation:
             instance.spec, instance.up, instance.draining = spec, True, False
             instance.block_size = spec.limits.block_size
@@ -237,6 +220,23 @@ class Fleet:
         if instance is not None:
             instance.up, instance.draining = False, drain
         return instance
+
+    def gone(self, name: str) -> bool:
+        """An instance, if it is known, is out for good: `sweep` forgets it once it holds no charges."""
+        if self.down(name, drain=True) is not None:
+            self.leaving.add(name)
+        return name in self.leaving
+
+    def sweep(self) -> list[Instance]:
+        """Forget those that are gone and hold no charges; their places and prefix bits are free again."""
+        swept = [each for name in self.leaving if not (each := self.instances[name]).charges]
+        for instance in swept:
+            self.leaving.discard(instance.name)
+            del self.instances[instance.name]
+            instance.prefix.clear()
+            self.prefix_version += 1
+            self.places.give_back(instance.index)
+        return swept
 
     def charge(
         self,

@@ -17,11 +17,23 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from weighbridge.core.instance import Limits
+
 Hash = Any
 """A block's hash, an integer. Not written so, because compiled code keeps an integer as a bare number and would have to
 make an object of it again for every look into a table."""
+DEFAULT_BLOCKS = 65_536
+"""Kept of an instance whose capacity is not known."""
 PENDING_BLOCKS = 4_096
 """Blocks that a precise index expects but has not been told of."""
+
+
+def index_blocks(limits: Limits) -> int:
+    """How many blocks to keep of an instance: about what its cache can hold, none if it has none."""
+    if not limits.prefix_caching:
+        return 0
+    capacity = limits.kv_tokens
+    return DEFAULT_BLOCKS if capacity is None else max(capacity // 16, 1)
 
 
 class PrefixIndex:

@@ -17,6 +17,7 @@ from weighbridge.core.events import (
     Event,
     FirstToken,
     InstanceDown,
+    InstanceGone,
     InstanceUp,
     PrefillFinished,
     ProfileUpdated,
@@ -171,6 +172,7 @@ class Refinement:
             ProfileUpdated: self._recalibrated,
             InstanceUp: self._on_up,
             InstanceDown: self._on_down,
+            InstanceGone: self._on_gone,
         }
 
     def cost(self, instance: str) -> OnlineCost | None:
@@ -207,6 +209,9 @@ class Refinement:
     def _on_down(self, event: InstanceDown, now_s: float) -> None:
         if not event.drain:
             self._down(event.instance)
+
+    def _on_gone(self, event: InstanceGone, now_s: float) -> None:
+        self._down(event.instance)
 
     def _up(self, spec: InstanceSpec, generation: int) -> None:
         cost = None

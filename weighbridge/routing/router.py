@@ -19,6 +19,7 @@ from weighbridge.core.events import (
     Event,
     FirstToken,
     InstanceDown,
+    InstanceGone,
     InstanceReported,
     InstanceUp,
     PrefillFinished,
@@ -46,6 +47,7 @@ from weighbridge.routing.policy import Policy
 from weighbridge.routing.pump import Pump
 from weighbridge.routing.settings import RouterSettings, check_bounds
 from weighbridge.routing.stability import Offer
+from weighbridge.routing.told import Told
 
 __all__ = ["Router", "RouterSettings"]
 
@@ -71,6 +73,7 @@ class Router:
         self.admission = Admission(self.settings)
         self._placing.on_start = self._started
         self._pump = Pump(self.settings, self._placing, self.admission, self._reject)
+        told = Told(self.fleet)
         self._handlers: dict[type, Callable[[Any, float], list[Action]]] = {
             RequestArrived: self._arrived,
             RequestAdopted: self._adopted,
@@ -81,11 +84,12 @@ class Router:
             RequestFinished: self._finished,
             RequestFailed: self._failed,
             RequestCancelled: self._cancelled,
-            InstanceReported: self._reported,
+            InstanceReported: told.reported,
             InstanceUp: self._up,
             InstanceDown: self._down,
-            BlocksStored: self._blocks_stored,
-            BlocksRemoved: self._blocks_removed,
+            InstanceGone: self._gone,
+            BlocksStored: told.blocks_stored,
+            BlocksRemoved: told.blocks_removed,
             ProfileUpdated: self._profile,
             Tick: self._tick,
         }
@@ -311,6 +315,8 @@ class Router:
             # what was served beyond or below the expectation is settled now
             self.admission.served(live, 0, charge.output_tokens - live.expected_output_tokens)
             self.admission.run(live, -1)
+        if self.fleet.leaving:
+            self._sweep()
 
     def _forget(self, request_id: str) -> None:
         live = self._live.pop(request_id, None)
@@ -326,13 +332,6 @@ class Router:
         return self._pump.run(now_s) if self.holds and self._pump else []
 
     # ---- instances
-
-    def _reported(self, event: InstanceReported, now_s: float) -> list[Action]:
-        instance = self.fleet.instances.get(event.instance)
-        if instance is not None and instance.generation == event.generation and event.sampled_s > instance.report_s:
-            instance.report, instance.report_s = event.report, event.sampled_s
-            instance.sent_since_report_tokens = 0
-        return []
 
     def _up(self, event: InstanceUp, now_s: float) -> list[Action]:
         instance = self.fleet.up(event.spec, event.generation)
@@ -362,22 +361,18 @@ class Router:
         source = self.fleet.sources.get(request_id)
         return source is not None and source.prefill_left > 0
 
-    def _blocks_stored(self, event: BlocksStored, now_s: float) -> list[Action]:
-        instance = self.fleet.instances.get(event.instance)
-        if instance is not None and instance.generation == event.generation:
-            self.fleet.prefix_version += 1
-            instance.prefix.stored(event.hashes)
-        return []
+    def _gone(self, event: InstanceGone, now_s: float) -> list[Action]:
+        if not self.fleet.gone(event.instance):
+            return []
+        self._placing.candidates.fleet_changed()
+        self._sweep()
+        return self._moved(now_s)
 
-    def _blocks_removed(self, event: BlocksRemoved, now_s: float) -> list[Action]:
-        instance = self.fleet.instances.get(event.instance)
-        if instance is not None and instance.generation == event.generation:
-            self.fleet.prefix_version += 1
-            if event.all:
-                instance.prefix.clear()
-            else:
-                instance.prefix.removed(event.hashes)
-        return []
+    def _sweep(self) -> None:
+        """Forget the instances that are gone and hold no charges."""
+        for instance in self.fleet.sweep():
+            self._correction.gone(instance)
+            self._placing.candidates.fleet_changed()
 
     def _profile(self, event: ProfileUpdated, now_s: float) -> list[Action]:
         instance = self.fleet.instances.get(event.instance)
