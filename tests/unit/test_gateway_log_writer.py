@@ -12,7 +12,6 @@ from tests.support.loop import run
 from tests.support.upstream import FakeUpstream
 from weighbridge.core.event_log import Header, LogReader, RotatedLog, encode_entry
 from weighbridge.core.events import Tick
-from weighbridge.gateway import log_writer
 from weighbridge.gateway.log_writer import LogWriter
 
 
@@ -42,11 +41,8 @@ def test_the_oldest_files_go_and_a_new_run_begins_with_part_one(tmp_path: Path) 
         assert LogReader(stream, newest.name).header.part == 1
 
 
-def test_more_than_may_wait_is_dropped_and_counted_and_nobody_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_writer, "MAX_PENDING_BYTES", 1000)
-    writer = LogWriter(tmp_path, Header(source="test"), max_bytes=10**9, max_files=3)
+def test_more_than_may_wait_is_dropped_and_counted_and_nobody_waits(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path, Header(source="test"), max_bytes=10**9, max_files=3, max_pending_bytes=1000)
     stuck, file = threading.Event(), writer._file
 
     class Slow:

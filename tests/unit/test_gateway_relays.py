@@ -7,13 +7,12 @@ import hashlib
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from tests.support import failing_policy
-from tests.support.gateway import answer, chat, instance, text_of
+from tests.support.gateway import MODEL, answer, chat, instance, text_of
 from tests.support.loop import until
 from tests.support.relays import KEYS, Gate, RunLog, pair
 from tests.support.upstream import Call, FakeUpstream
@@ -265,20 +264,13 @@ def test_a_request_at_which_the_router_fails_takes_no_other_with_it(
     asyncio.run(run())
 
 
-class Unreadable(dict[str, str]):
-    """Aliases that cannot be looked up."""
-
-    def get(self, *_: Any) -> Any:
-        raise RuntimeError("a bug")
-
-
 def test_an_order_that_fails_in_a_relay_ends_its_request_only(tmp_path: Path) -> None:
     async def run() -> None:
         async with FakeUpstream(answer) as upstream, pair(tmp_path, upstream) as both:
             (relay,) = both.relays
             endpoint = relay.desk.endpoints["i0"]
             settings = endpoint.settings
-            endpoint.settings = msgspec.structs.replace(settings, aliases=Unreadable())
+            endpoint.settings = msgspec.structs.replace(settings, aliases={MODEL: 1 + 1j})
             reply = await both.post()
             assert (reply.status, reply.header(b"x-weighbridge-reason")) == (500, b"internal_error")
             endpoint.settings = settings

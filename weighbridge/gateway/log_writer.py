@@ -35,9 +35,17 @@ class LogWriter:
     """Appends lines to `DIR/PREFIX-NNNNNN.jsonl`; each file begins with the header line."""
 
     def __init__(
-        self, directory: Path, header: Header | None, *, max_bytes: int, max_files: int, prefix: str = "events"
+        self,
+        directory: Path,
+        header: Header | None,
+        *,
+        max_bytes: int,
+        max_files: int,
+        prefix: str = "events",
+        max_pending_bytes: int = MAX_PENDING_BYTES,
     ) -> None:
         """Creates the directory and the first file; without `header` that is empty. Raises OSError."""
+        self._max_pending_bytes = max_pending_bytes
         self._prefix = prefix
         self._directory = directory
         self._header = header
@@ -114,7 +122,7 @@ class LogWriter:
         lines, size = self._lines, self._size
         self._lines, self._size = [], 0
         with self._lock:
-            if self._pending + size > MAX_PENDING_BYTES:
+            if self._pending + size > self._max_pending_bytes:
                 self.dropped += sum(line.count(b"\n") for line in lines)
                 return
             self._pending += size
