@@ -17,6 +17,7 @@ from weighbridge.gateway.auth import bearer
 from weighbridge.gateway.kv.metrics import kv_metrics
 from weighbridge.gateway.openapi import admin_document
 from weighbridge.gateway.relays.hub import Totals
+from weighbridge.gateway.router_metrics import router_metrics, router_rows
 from weighbridge.gateway.settings import InstanceSettings
 from weighbridge.gateway.stats import gauge
 from weighbridge.http import Request, Responder, Routes
@@ -205,6 +206,7 @@ class Admin:
             "live_requests": driver.router.live_requests,
             "held_requests": driver.router.held_requests,
             "draining": gateway.draining,
+            **router_rows(driver.router),
             "event_log": str(gateway.writer.path) if gateway.writer else None,
             "discovery_errors": gateway.discovery.errors,
             "instances": rows,
@@ -264,6 +266,7 @@ class Admin:
         ]
         text = "Offered load as a share of what the instances that are up can sustain; head-room is 1 less this."
         yield gauge("weighbridge_fleet_load_ratio", text, ("what",), rows)
+        yield from router_metrics(router)
         if gateway.writer is not None:
             dropped = [((), float(gateway.writer.dropped))]
             yield gauge("weighbridge_event_log_dropped", "Log entries dropped because the disk is slow.", (), dropped)

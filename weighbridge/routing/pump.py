@@ -340,7 +340,9 @@ class Pump:
                 mode="swap" if "swap" in modes else "recompute",
             )
         )
-        self._admission.count(charge.request.tier, "preempted")
+        tiers = self._settings.tiers
+        served_as = next((tier.name for tier in tiers if tier.priority == charge.priority), "other")
+        self._admission.count(served_as, "preempted")
         return [charge.instance]
 
     def _decode(self, turn: Turn, now_s: float, actions: list[Action]) -> bool:
