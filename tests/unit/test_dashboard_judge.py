@@ -26,7 +26,7 @@ def test_an_overloaded_instance_comes_first() -> None:
     assert [a.subject for a in found] == ["full", "slow"]
     assert "its queue will not drain by itself" in found[0].text
     assert "30 % slower than its forecast" in found[1].text
-    assert found[1].command == "weighbridge calibrate slow"
+    assert found[1].command == "weighbridge calibrate slow --config FILE"
 
 
 def test_a_drift_inside_the_error_bar_is_none() -> None:

@@ -98,6 +98,9 @@ class _Target:
         from weighbridge.calibrate.endpoint import KINDS
         from weighbridge.core.errors import ConfigError
 
+        if config is None and target != "localhost" and not any(mark in target for mark in ".:/"):
+            hint = "to name an instance, add the file that holds it: --config FILE"
+            raise ConfigError(f"{target!r} is no address such as http://127.0.0.1:8000; {hint}")
         self.url, self.model, self.budget_s = target, model, budget_s
         self.profile: Path | None = None
         if config is not None:

@@ -48,9 +48,9 @@ def doctor(
         *_security(settings, os.environ.get),
         *_storage(directory),
         *_embedded(settings),
-        *_profiles(settings, directory),
+        *_profiles(settings, directory, config),
         *([] if offline else _reach(settings)),
-        *([] if offline else _drift(settings)),
+        *([] if offline else _drift(settings, config)),
     ]
     if as_json:
         typer.echo(msgspec.json.encode({"findings": findings}).decode())
@@ -119,23 +119,43 @@ def _devices(devices: Sequence[tuple[str, str, str]]) -> str:
     return ", ".join(name for name, _, _ in devices) or "none"
 
 
-def _profiles(settings: Settings, directory: Path) -> Iterator[Finding]:
+def _measure(settings: Settings, name: str, config: Path | None) -> str:
+    """The command that measures an instance, to be copied as it is, and what is left to do then."""
+    import shlex
+
+    instance = next((i for i in settings.instances if i.name == name), None)
+    if instance is None or config is None:  # an embedded engine, or one that was added at run time
+        return f"weighbridge calibrate ADDRESS --out FILE, with the address that `weighbridge serve` printed for {name}"
+    command = f"weighbridge calibrate {shlex.quote(name)} --config {shlex.quote(str(config))}"
+    if instance.profile is not None:
+        return command
+    file = shlex.quote(f"{name}.json")
+    return f"{command} --out {file}, then `profile: {file}` in its entry there"
+
+
+def _profiles(settings: Settings, directory: Path, config: Path | None) -> Iterator[Finding]:
     from weighbridge.core.errors import ProfileError
     from weighbridge.cost.profile import decode_profile
 
     rows = [(i.name, i.profile) for i in settings.instances]
     rows += [(e.name, e.profile or str(directory / "profiles" / f"{e.name}.json")) for e in settings.engines]
+    embedded = {e.name for e in settings.engines}
     for name, file in rows:
+        if file is not None and name not in embedded and not Path(file).exists():
+            message = f"profile {file} does not exist: `serve` would not start"
+            yield Finding("fail", name, message, _measure(settings, name, config))
+            continue
         if file is None or not Path(file).exists():
-            level: Level = "ok" if any(e.name == name for e in settings.engines) else "warn"
-            remedy = "" if level == "ok" else f"weighbridge calibrate {name}"
+            level: Level = "ok" if name in embedded else "warn"
+            remedy = "" if level == "ok" else _measure(settings, name, config)
             tail = "; it is measured at the first start" if level == "ok" else "; routed by token counts"
             yield Finding(level, name, f"not calibrated{tail}", remedy)
             continue
         try:
             profile = decode_profile(Path(file).read_bytes(), file)
         except (OSError, ProfileError) as error:
-            yield Finding("fail", name, str(error), f"weighbridge calibrate {name}")
+            remedy = f"remove {file}: it is measured at the next start" if name in embedded else ""
+            yield Finding("fail", name, str(error), remedy or _measure(settings, name, config))
             continue
         rates = profile.rates
         message = f"prefill {rates.prefill_tokens_per_s:,.0f} and decode {rates.decode_tokens_per_s:,.0f} tokens/s"
@@ -174,7 +194,7 @@ def _named(name: str, rows: Sequence[tuple[str, str, str]]) -> Iterator[tuple[An
         yield level, name, message, remedy
 
 
-def _drift(settings: Settings) -> Iterator[Finding]:
+def _drift(settings: Settings, config: Path | None) -> Iterator[Finding]:
     """Asks a gateway that runs with these settings, if there is one, which instances left their profile."""
     import asyncio
     import os
@@ -200,7 +220,8 @@ def _drift(settings: Settings) -> Iterator[Finding]:
         cost = row.get("cost") or {}
         if cost.get("level") == "online":
             message = f"its speed has changed ({cost.get('drifts')} times): forecasts follow live traffic, less exactly"
-            yield Finding("warn", str(row.get("name")), message, f"weighbridge calibrate {row.get('name')}")
+            name = str(row.get("name"))
+            yield Finding("warn", name, message, _measure(settings, name, config))
 
 
 KV_REMEDIES = {
@@ -228,16 +249,22 @@ def _kv_events(row: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _print(findings: list[Finding]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    import textwrap
 
-    table = Table(box=None, pad_edge=False, show_header=False)
-    marks = {"ok": "ok", "warn": "[yellow]WARN[/yellow]", "fail": "[red]FAIL[/red]"}
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    styles = {"ok": "", "warn": "yellow", "fail": "red"}
     order: dict[Level, int] = {"fail": 0, "warn": 1, "ok": 2}
+    names = max(len(f.subject) for f in findings)
+    indent = 6 + names + 2
     for finding in sorted(findings, key=lambda f: order[f.level]):
-        remedy = f"\n-> {finding.remedy}" if finding.remedy else ""
-        table.add_row(marks[finding.level], finding.subject, f"{finding.message}{remedy}")
-    console = Console(highlight=False)
-    console.print(table)
+        mark = finding.level if finding.level == "ok" else finding.level.upper()
+        console.print(f"{mark:<6}", style=styles[finding.level], end="")
+        width = max(40, console.width - indent)
+        message = f"\n{' ' * indent}".join(textwrap.wrap(finding.message, width, break_on_hyphens=False))
+        console.print(f"{finding.subject:<{names}}  {message}", soft_wrap=True)
+        if finding.remedy:  # never broken into lines: many are commands to be copied
+            console.print(f"      -> {finding.remedy}", soft_wrap=True)
     fails, warns = (sum(f.level == level for f in findings) for level in ("fail", "warn"))
     console.print(f"\n{fails} failing, {warns} to look at, {len(findings) - fails - warns} fine")

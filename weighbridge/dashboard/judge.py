@@ -124,9 +124,11 @@ def _of_instance(i: InstanceView) -> list[Attention]:
             f"is {percent(abs(error.median))} {side} than its forecast, outside its error bar of "
             f"{percent(i.error_bar)}: it has drifted."
         )
-        found.append(Attention("watch", i.name, text, f"weighbridge calibrate {i.name}"))
+        found.append(Attention("watch", i.name, text, f"weighbridge calibrate {i.name} --config FILE"))
     elif i.level in ("tokens", "requests"):
-        found.append(Attention("watch", i.name, f"has {LEVEL_TEXT[i.level]}.", f"weighbridge calibrate {i.name}"))
+        found.append(
+            Attention("watch", i.name, f"has {LEVEL_TEXT[i.level]}.", f"weighbridge calibrate {i.name} --config FILE")
+        )
     if i.age_s is not None and i.age_s > STALE_S:
         found.append(Attention("watch", i.name, f"last reported {seconds(i.age_s)} ago.", "weighbridge doctor"))
     return found

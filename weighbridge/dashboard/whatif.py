@@ -186,7 +186,7 @@ def fleet_of(specs: dict[str, InstanceSpec], counts: dict[str, int]) -> Simulate
         if terms is None:
             raise InputError(
                 f"{spec.name} has no cost model in this log, so it cannot be simulated: run `weighbridge calibrate "
-                f"{spec.name}` and record again, or set its count to 0"
+                f"{spec.name} --config FILE` and record again, or set its count to 0"
             )
         limits = spec.limits
         config = SchedulerConfig(

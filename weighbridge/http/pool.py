@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import ssl
 from typing import cast
 
@@ -13,6 +14,12 @@ from weighbridge.http.reply_head import KnownReply
 
 SWEEP_S = 0.5
 CLOSE_S = 10.0
+
+
+def _words(error: OSError) -> str:
+    """Why a connection failed, in the system's words whatever the event loop's are."""
+    known = isinstance(error, ConnectionError) and error.errno is not None
+    return os.strerror(error.errno) if known else error.strerror or type(error).__name__  # type: ignore[arg-type]
 
 
 class Pool:
@@ -94,7 +101,7 @@ class Pool:
             self.connections.discard(connection)
             self._refuse(exchange, f"no connection within {self.limits.connect_s:g} s")
         except (OSError, ssl.SSLError) as error:
-            self._refuse(exchange, error.strerror or type(error).__name__)
+            self._refuse(exchange, _words(error))
         else:
             if exchange.cancelled or self._closed:
                 self.give_back(connection)
