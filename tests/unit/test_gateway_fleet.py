@@ -97,18 +97,27 @@ def test_an_engine_whose_requests_fail_is_ejected_though_its_probe_is_fine() -> 
             front(bad, good, health=health) as f,
         ):
             endpoint = f.gateway.driver.endpoints["i0"]
+
+            async def breaker() -> str:
+                text = (await f.get("/metrics", admin=True)).body.decode()
+                return str(text.partition('weighbridge_instance_breaker_state{instance="i0"} ')[2][:3])
+
+            assert await breaker() == "0.0"
             while endpoint.up:
                 assert (await f.post(chat())).status == 200
             assert f.gateway.health.describe(endpoint) == "ejected"
+            assert await breaker() == "1.0"
             seen = len(bad.calls)
             for _ in range(5):
                 assert (await f.post(chat())).status == 200
             assert len(bad.calls) == seen
             await until(lambda: endpoint.up)
+            assert await breaker() == "2.0"
             bad.script = answer
             for _ in range(6):
                 assert (await f.post(chat())).status == 200
             assert len(bad.calls) > seen
+            assert await breaker() == "0.0"
 
     run(main())
 
@@ -209,7 +218,7 @@ def test_admin_listener() -> None:
             text = (await f.get("/metrics", admin=True)).body.decode()
             assert 'weighbridge_requests_total{endpoint="chat",instance="i0",model="m",outcome="ok"} 3.0' in text
             assert 'weighbridge_instance_up{instance="i0"} 1.0' in text
-            assert 'weighbridge_request_ttft_seconds_count{instance="i0",model="m"} 3.0' in text
+            assert 'weighbridge_request_ttft_seconds_count{instance="i0",model="m",streaming="true"} 3.0' in text
             assert "weighbridge_fleet_load_ratio{" not in text, "no cost of i0 is known"
             assert "least_requests" in (await f.get("/policies", admin=True)).json()["known"]
             assert (await f.get("/healthz", admin=True)).status == 200

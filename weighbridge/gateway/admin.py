@@ -221,6 +221,8 @@ class Admin:
         fleet = gateway.driver.router.fleet.instances
         one = ("instance",)
         yield gauge("weighbridge_instance_up", "1 if requests are sent there.", one, _rows(endpoints, lambda e: e.up))
+        text = "0 closed, 1 open (ejected), 2 half-open: the next request that fails ejects it again."
+        yield gauge("weighbridge_instance_breaker_state", text, one, _rows(endpoints, gateway.health.breaker))
         yield gauge("weighbridge_instance_generation", "Lives seen.", one, _rows(endpoints, lambda e: e.generation))
         for name, text in (
             ("in_flight", "Requests sent and not ended."),

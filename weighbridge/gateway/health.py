@@ -338,6 +338,15 @@ class Health:
                 waits.append(max(soonest, state.until_s - now))
         return min(waits, default=soonest)
 
+    def breaker(self, endpoint: Endpoint) -> int:
+        """0: closed. 1: open, it was ejected. 2: half-open, the next real request that fails ejects it again."""
+        state = self._states.get(endpoint.name)
+        if state is None or not state.ejections:
+            return 0
+        if endpoint.up:
+            return 2 if state.faults >= self._settings.eject_failures - 1 else 0
+        return int(state.until_s > time.monotonic())
+
     def describe(self, endpoint: Endpoint) -> str:
         """`up`, `draining`, `ejected`, `starting` or `down`."""
         state = self._states.get(endpoint.name)

@@ -118,7 +118,7 @@ class Finished:
 
     def __init__(self, stats: Stats, model: str, instance: str) -> None:
         self.duration = stats.duration.histogram((model,))
-        self.ttft = stats.ttft.histogram((model, instance))
+        self.ttft = stats.ttft.histogram((model, instance, "true"))  # of whole replies it is seldom known
         self.input_tokens = stats.input_tokens.histogram((model,))
         self.output_tokens = stats.output_tokens.histogram((model,))
 
@@ -134,7 +134,10 @@ class Stats:
         )
         self.duration = Family("weighbridge_request_duration_seconds", "Arrival to the end.", by_model, SECONDS)
         self.ttft = Family(
-            "weighbridge_request_ttft_seconds", "Arrival to first token.", ("model", "instance"), SECONDS
+            "weighbridge_request_ttft_seconds",
+            "Arrival to first token; where `streaming` is false, to the engine's.",
+            ("model", "instance", "streaming"),
+            SECONDS,
         )
         self.gaps = Family(
             "weighbridge_request_streaming_itl_seconds",

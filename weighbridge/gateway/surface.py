@@ -314,8 +314,10 @@ class Surface:
             kept.duration.observe(e2e_s)
             kept.output_tokens.observe(output_tokens)
             kept.input_tokens.observe(usage.prompt_tokens or routed.prompt_tokens)
-            if ttft_s is not None:
+            if ttft_s is not None and routed.stream:
                 kept.ttft.observe(ttft_s)
+            elif ttft_s is not None:
+                stats.ttft.observe((model, instance, "false"), ttft_s)
             if usage.cached_tokens:
                 stats.cached_tokens.add((model,), usage.cached_tokens)
         if flight.record is not None:
