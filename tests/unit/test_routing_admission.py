@@ -288,26 +288,57 @@ def test_a_deferred_request_lends_its_bounds_to_no_other_of_its_tier() -> None:
     assert (groups["standard"].tpot_s, groups["batch"].tpot_s) == (0.05, None)
 
 
+class SearchedFairness:
+    """The same counters, the least of them found by a search through all."""
+
+    def __init__(self) -> None:
+        self.counters: dict[str, float] = {}
+        self.active: dict[str, int] = {}
+        self.floor = 0.0
+
+    def arrived(self, tenant: str) -> None:
+        self.active[tenant] = self.active.get(tenant, 0) + 1
+        if self.active[tenant] == 1:
+            self.counters[tenant] = max(self.counters.get(tenant, 0.0), self.least())
+
+    def ended(self, tenant: str) -> None:
+        self.active[tenant] -= 1
+        if not self.active[tenant]:
+            self.floor = self.least(and_of=tenant)
+            del self.active[tenant]
+            if self.counters[tenant] <= self.floor:
+                del self.counters[tenant]
+
+    def served(self, tenant: str, tokens: float) -> None:
+        if tenant in self.counters:
+            self.counters[tenant] += tokens
+
+    def least(self, and_of: str = "") -> float:
+        busy = [t for t, count in self.active.items() if count or t == and_of]
+        return min((self.counters[t] for t in busy if t in self.counters), default=self.floor)
+
+
 @pytest.mark.parametrize("seed", range(5))
-def test_the_least_counter_is_that_of_a_search_through_all(seed: int) -> None:
+def test_counters_are_those_of_a_search_through_all(seed: int) -> None:
     rng = random.Random(seed)
-    fairness, active = Fairness(), dict.fromkeys("abcdefghijklmnop", 0)
-    floor = 0.0
+    fairness, searched = Fairness(), SearchedFairness()
     for _ in range(3000):
         tenant = rng.choice("abcdefghijklmnop")
-        act = rng.random()
+        act, active = rng.random(), searched.active.get(tenant, 0)
         if act < 0.35:
             fairness.arrived(tenant)
-            active[tenant] += 1
-        elif act < 0.6 and active[tenant]:
-            if active[tenant] == 1:
-                floor = fairness.least()
+            searched.arrived(tenant)
+        elif act < 0.65 and active:
             fairness.ended(tenant)
-            active[tenant] -= 1
-        elif active[tenant]:
-            fairness.served(tenant, rng.randrange(100), rng.randrange(-80, 100), rng.choice((0.5, 1.0, 3.0)))
-        expected = min((fairness.counter(t) for t, count in active.items() if count), default=floor)
-        assert fairness.least() == expected
+            searched.ended(tenant)
+        elif active:
+            prompt, output, weight = rng.randrange(100), rng.randrange(-80, 100), rng.choice((0.5, 1.0, 4.0))
+            fairness.served(tenant, prompt, output, weight)
+            searched.served(tenant, (prompt + 2 * output) / weight)
+        assert fairness.least() == searched.least()
+        assert [fairness.counter(t) for t in "abcdefghijklmnop"] == [
+            searched.counters.get(t, 0.0) for t in "abcdefghijklmnop"
+        ]
 
 
 @pytest.mark.parametrize("busy", [False, True])

@@ -1,8 +1,9 @@
 """Fairness between tenants by tokens served: virtual counters with lift (VTC, OSDI 2024).
 
 A tenant's counter grows by w_p per prompt token when a request is sent and w_q per output token expected, corrected
-to what was really generated when it ends, over the tenant's weight. A tenant that returns after being idle is lifted
-to the least counter of the active ones, so that idleness earns no credit.
+to what was really generated when it ends, over the tenant's weight. A tenant that is new, or was no further than the
+others when it went idle, starts at the least counter of the active ones, so that idleness earns no credit. One that was
+ahead of them keeps what it had, also where they have passed it meanwhile.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Fairness:
         count = self._active.get(tenant, 0)
         self._active[tenant] = count + 1
         if not count:
-            counter = self._counters[tenant] = max(self._counters.get(tenant, 0.0), self.least())
+            known = self._counters.get(tenant)
+            counter = self._counters[tenant] = max(0.0, self.least()) if known is None else known
             self._place(tenant, counter)
 
     def ended(self, tenant: str) -> None:
