@@ -24,6 +24,10 @@ T = TypeVar("T")
 _VARIABLE = re.compile(r"\$(\$\{)|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _UNKNOWN = re.compile(r"unknown field `([^`]+)`")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+_PATTERNS = {
+    "^[0-9a-f]{64}$": '64 hexadecimal digits in small letters, as `printf %s "$KEY" | sha256sum` prints them',
+    "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$": "a name: at most 64 letters, digits, `.`, `_` and `-`, the first no mark",
+}
 MAX_BYTES = 1 << 20
 
 
@@ -76,6 +80,8 @@ class Document:
             unknown = _UNKNOWN.search(message)
             if unknown:
                 message += _expected(unknown.group(1), known_keys(type_, path))
+            for pattern, words in _PATTERNS.items():
+                message = message.replace(f"`str` matching regex {pattern!r}", words)
             raise self.error(message, self._named(type_, path)) from None
 
     def _named(self, type_: Any, path: str) -> str:

@@ -16,7 +16,9 @@ from weighbridge.engine.instance import InstanceOptions, available_cores
 from weighbridge.gateway.adapters import ADAPTERS
 from weighbridge.gateway.auth import key_problem
 from weighbridge.gateway.discovery import dns_instance
-from weighbridge.gateway.settings import DnsSource, GatewaySettings
+from weighbridge.gateway.endpoint import Endpoint
+from weighbridge.gateway.pairs import check_pairs
+from weighbridge.gateway.settings import DnsSource, GatewaySettings, InstanceSettings
 from weighbridge.routing.policies.registry import make_policy
 from weighbridge.routing.settings import RouterSettings, contradiction
 
@@ -67,6 +69,23 @@ def schema() -> dict[str, object]:
     return msgspec.json.schema(Settings)
 
 
+def _check_roles(settings: Settings, document: Document) -> None:
+    """Prefill and decode instances must be of kinds that hand KV over, and understand each other."""
+    if all(instance.role == "mixed" for instance in settings.instances):
+        return
+    bare = [  # without what needs files, keys or a network
+        InstanceSettings(name=i.name, url="http://engine", kind=i.kind, role=i.role, transfer=i.transfer, pool=i.pool)
+        for i in settings.instances
+    ]
+    try:
+        check_pairs([Endpoint(instance, settings.client, {}) for instance in bare], settings.router.binding)
+    except ConfigError as error:
+        places = {f"$.instances[{i.name}]": f"$.instances[{n}]" for n, i in enumerate(settings.instances)}
+        place, _, field = error.path.rpartition(".")
+        message = str(error).removeprefix(f"{error.path}: ")
+        raise document.error(message, f"{places.get(place, place)}.{field}") from None
+
+
 def _check(settings: Settings, document: Document) -> None:
     if not settings.instances and not settings.engines and not settings.discovery:
         raise document.error(
@@ -86,6 +105,7 @@ def _check(settings: Settings, document: Document) -> None:
         if instance.kind not in ADAPTERS:
             known = ", ".join(sorted(ADAPTERS))
             raise document.error(f"unknown kind {instance.kind!r}; known: {known}", f"$.instances[{index}].kind")
+    _check_roles(settings, document)
     _check_discovery(settings, document)
     tiers = {tier.name for tier in settings.router.tiers}
     if settings.default_tier not in tiers:

@@ -22,13 +22,16 @@ from weighbridge.routing.policy import Choice, Option, View, least
 from weighbridge.routing.recent import Recent
 
 LATE_LOSS = 0.1
+"""A request that misses its bound wherever it goes now waits while it would cost others more hits than this."""
 SLACK_S = 0.1
+"""With less than this to spare before its deadline a request goes, whatever the gate says."""
 PATIENCE_S = 0.5
 """The gate looks for a better moment for this long, whoever is at stake and however long requests wait without it."""
 REMEMBERED, LAST = 1000, 0.01
 """Of the last so many requests the gate knows what TTFT each would have had without it; all but this share of them had
 at most the one that the others are measured by."""
 MORE_HITS = 0.1
+"""What a wait for a faster instance must win in hits, where hits alone count: forecasts differ a little for nothing."""
 SOONER = 0.85
 """Of the time in which faster instances work off all that is held, as far as bounds go: some will go elsewhere."""
 MOST_FULL = 8
@@ -40,6 +43,7 @@ MOST_STRETCH = 12.0
 """A request that takes so many times longer on the instance with room than on a faster one waits for that, whatever
 those behind it would gain: a little for each of them against minutes for it."""
 MOST_INTERFERENCE = 0.7
+"""Of the share of prefill capacity in use at most this counts: it stretches decode steps by 1 / (1 - share)."""
 NO_FORECAST: Terms = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
