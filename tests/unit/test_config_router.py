@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 import pytest
 
 from tests.support.gateway import answer, front
 from tests.support.upstream import FakeUpstream
-from weighbridge.config.settings import load_settings
+from weighbridge.config.settings import Settings, load_settings
 from weighbridge.core.errors import ConfigError, PolicyError
 from weighbridge.core.request import MOST_PRIORITY, Tier
 from weighbridge.gateway.auth import Authorizer
@@ -157,3 +158,25 @@ def test_an_installed_policy_that_cannot_be_loaded_is_named(monkeypatch: pytest.
 def test_the_most_extreme_priorities_fit_what_engines_take() -> None:
     for priority in (MOST_PRIORITY, -MOST_PRIORITY):
         assert abs(priority * 10**13 + 10**13) < 2**63
+
+
+def test_no_section_of_the_file_takes_unknown_keys() -> None:
+    seen: set[type] = set()
+
+    def walk(info: Any) -> None:
+        if isinstance(info, msgspec.inspect.StructType):
+            if info.cls in seen:
+                return
+            seen.add(info.cls)
+            assert info.forbid_unknown_fields, info.cls
+            for field in info.fields:
+                walk(field.type)
+        for several in ("types", "item_types"):
+            for each in getattr(info, several, ()):
+                walk(each)
+        for one in ("item_type", "value_type"):
+            if hasattr(info, one):
+                walk(getattr(info, one))
+
+    walk(msgspec.inspect.type_info(Settings))
+    assert {TenantLimit, Tier, KeySettings} <= seen

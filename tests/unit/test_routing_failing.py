@@ -27,6 +27,14 @@ class Broken:
         return self.answer  # type: ignore[no-any-return]
 
 
+def odd(*args: Any, **fields: Any) -> Any:
+    """A Choice of the wrong types; compiled it cannot even be made, which fails within the policy."""
+    try:
+        return Choice(*args, **fields)
+    except TypeError as error:
+        return error
+
+
 NAME = f"{__name__}:Broken"
 ANSWERS = [
     RuntimeError("boom"),
@@ -36,16 +44,16 @@ ANSWERS = [
     Choice(7),
     Choice(-1),
     Choice(None),
-    Choice(0.0),  # type: ignore[arg-type]
-    Choice("i0"),  # type: ignore[arg-type]
+    odd(0.0),
+    odd("i0"),
 ]
 ODD_RECORDS = [
     Choice(0, scores=[1.0]),
-    Choice(0, scores=["low", "high"]),  # type: ignore[list-item]
+    odd(0, scores=["low", "high"]),
     Choice(0, terms=[{}]),
-    Choice(0, terms=[{"t": "x"}, {}]),  # type: ignore[dict-item]
-    Choice(0, note=object()),  # type: ignore[arg-type]
-    Choice(0, terms=[{(1, 2): 1.0}, {}]),  # type: ignore[dict-item]
+    odd(0, terms=[{"t": "x"}, {}]),
+    odd(0, note=object()),
+    odd(0, terms=[{(1, 2): 1.0}, {}]),
 ]
 
 
