@@ -209,6 +209,7 @@ def instance_rows(gateway: Gateway) -> list[dict[str, Any]]:
                 "url": endpoint.settings.url,
                 "model": ", ".join(endpoint.models),
                 "up": endpoint.up,
+                "reason": "" if endpoint.up else endpoint.reason,
                 "prefill_tokens_per_s": rates.prefill_tokens_per_s if rates else None,
                 "decode_tokens_per_s": rates.decode_tokens_per_s if rates else None,
             }

@@ -189,6 +189,11 @@ def _announce(serving: Serving, as_json: bool, console: object) -> None:
         ]
         table.add_row(row["name"], row["kind"], row["url"], row["model"], *rates)
     console.print(table, width=console.width if console.is_terminal else 160)
+    for row in ready["instances"]:
+        if not row["up"]:
+            console.print(f"{row['name']} is not up: {row['reason']}", style="yellow", markup=False, soft_wrap=True)
+    if not any(row["up"] for row in ready["instances"]):
+        console.print("Requests are answered 503 until an instance is up; `weighbridge doctor` looks closer.")
     console.print(f"\nReady in {ready['start_s']:.1f} s. Policy: {ready['policy']}. Event log: {ready['data_dir']}")
     console.print(f"  OpenAI API  {ready['url']}/v1")
     console.print(f"  Admin       {ready['admin']}/fleet  /decisions?last=10  /metrics")
@@ -199,12 +204,12 @@ def _announce(serving: Serving, as_json: bool, console: object) -> None:
         console.print(f"  Dashboard   {ready['dashboard']}")
     elif serving.dashboard_error:
         console.print(f"  Dashboard   not started: {serving.dashboard_error}", style="yellow", markup=False)
-    model = ready["instances"][0]["model"] if ready["instances"] else "MODEL"
+    known = [model for row in ready["instances"] if row["up"] for model in row["model"].split(", ") if model]
+    model = known[0] if known else "MODEL"
     console.print("\nTry it:")
     body = (
         f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Name three colours."}}], "max_tokens": 32}}'
     )
-    console.print(
-        f"  curl {ready['url']}/v1/chat/completions -H 'content-type: application/json' -d '{body}'", markup=False
-    )
+    curl = f"  curl {ready['url']}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+    console.print(curl, markup=False, soft_wrap=True)  # to be copied
     console.print("\nCtrl-C stops.")
