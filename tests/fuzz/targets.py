@@ -201,6 +201,7 @@ def _serve(cuts: list[bytes]) -> tuple[list[Any], list[bytes]]:
 class _Pool:
     def __init__(self) -> None:
         self.limits = ClientLimits()
+        self.read_s = self.limits.read_s
         self.connections: set[Any] = set()
         self.known_reply: Any = None
         self.loop_pass = self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -117,7 +118,8 @@ class OddServer:
             connection.recv(4096)
             self.asked.set()
             if self._reply is not None:
-                connection.sendall(self._reply)
+                with contextlib.suppress(ConnectionError):  # who has seen enough hangs up
+                    connection.sendall(self._reply)
             elif connection.recv(1) == b"":
                 self.cut.set()
 
