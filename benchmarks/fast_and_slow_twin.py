@@ -3,15 +3,17 @@
     python benchmarks/fast_and_slow_twin.py
 
 One instance and another 6 times slower in decode and 35 times in prefill, 4 requests at a time on each, one request
-every 50 ms, 128 tokens out, tier batch. *Cached*: 20 prompt tokens are left to compute. *Cold*: 516. `best split`
-tries, for every number k up to 8, the first k requests that find the fast one full on the slow one, four at a time, and
-all others on the fast one in order. Four engines: one whose sequences are light, an embedded one by its probed
-profile, the same with decode steps a quarter longer than its profile says, as a full context makes them, and the same
-by a full calibration, where a third sequence costs as much as a third and a fourth.
+every 50 ms, 128 tokens out, tier batch. *Cached*: 20 prompt tokens are left to compute (`--left`). *Cold*: 516. `best
+split` tries, for every number k up to 8, the first k requests that find the fast one full on the slow one, four at a
+time, and all others on the fast one in order. Five engines: one whose sequences are light, an embedded one by its
+probed profile, the same with decode steps a quarter longer than its profile says, as a full context makes them, the
+same by a full calibration, where a third sequence costs as much as a third and a fourth, and by the probe that measures
+each number of sequences, with steps longer by as much as 516 tokens of context make them.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +32,7 @@ from weighbridge.workload.trace import TraceRequest
 
 SLOTS, OUTPUT, GAP_S = 4, 128, 0.05
 PREFILL, DECODE = 35.0, 6.0
-CACHED, COLD = 20, 516
+COLD = 516
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,14 @@ ENGINES = (
     Engine("as probed", 0.003352, 0.010560, 0.005547),
     Engine("probed short, run long", 0.003352, 0.010560, 0.005547, longer=1.25),
     Engine("stairs", 0.0105, 0.0065, 0.00556, kv_s=8.6e-6, knots=((1, 0.0016), (2, 0.0138), (3, 0.026), (4, 0.0265))),
+    Engine(
+        "stairs, run long",
+        0.0,
+        0.01134,
+        0.0057,
+        longer=1.28,
+        knots=((1, 0.0137), (2, 0.0271), (3, 0.0409), (4, 0.0454)),
+    ),
 )
 
 
@@ -127,10 +137,13 @@ def outcome(records: list[RequestRecord]) -> Outcome:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--left", type=int, default=20, metavar="TOKENS", help="of a cached prompt, to compute")
+    left: int = parser.parse_args().left
     print("| engine | requests | prefix | fast alone s | best split | calibrated | p95 TTFT s, alone / calibrated |")
     print("|---|---|---|---|---|---|---|")
     for engine in ENGINES:
-        for count, prompt in ((8, CACHED), (48, CACHED), (8, COLD), (48, COLD)):
+        for count, prompt in ((8, left), (48, left), (8, COLD), (48, COLD)):
             burst = Burst(count, prompt)
             alone = simulate(engine, burst, ("fast",))
             splits = [simulate(engine, burst, ("fast", "slow"), Split(k)) for k in range(9)]
@@ -142,7 +155,7 @@ def main() -> None:
                 for each in (best, both)
             ]
             print(
-                f"| {engine.name} | {count} | {'cached' if prompt == CACHED else 'cold'} | {alone.completion_s:.1f} | "
+                f"| {engine.name} | {count} | {'cold' if prompt == COLD else 'cached'} | {alone.completion_s:.1f} | "
                 f"{' | '.join(cells)} | {alone.ttft_p95_s:.1f} / {both.ttft_p95_s:.1f} |",
                 flush=True,
             )

@@ -139,8 +139,8 @@ class Calibrated:
             # with bounds on both TTFT and TPOT a hit is a hit, however fast: only hits are worth waiting for
             here -= MORE_HITS
         else:
-            # a start there cannot be taken back, and its forecast errs by more seconds than that of a faster one: it must
-            # be better by more than that error
+            # a start there cannot be taken back, and its forecast errs by more seconds than that of a faster one: it
+            # must be better by more than that error
             doubt = 1.0 + max(self.error, slow.error)
             here += self.seconds * doubt * done_s(option, slow, asked.output, asked.context)
             there = self.seconds * faster.all_done_s(view.held)
