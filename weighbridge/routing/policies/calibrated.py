@@ -36,6 +36,9 @@ SOONER = 0.85
 """Of the time in which faster instances work off all that is held, as far as bounds go: some will go elsewhere."""
 MOST_FULL = 8
 """So many full instances, those with the quickest steps, are forecast; the rate counts all."""
+DOUBT, UNSEEN = 1.1, 1.25
+"""On the seconds of a slower instance with room: a start there cannot be taken back, and its forecast errs by more
+seconds than that of a faster one. More while nothing but its profile speaks for it."""
 MOST_STRETCH = 12.0
 """A request that takes so many times longer on the instance with room than on a faster one waits for that, whatever
 those behind it would gain: a little for each of them against minutes for it."""
@@ -139,9 +142,7 @@ class Calibrated:
             # with bounds on both TTFT and TPOT a hit is a hit, however fast: only hits are worth waiting for
             here -= MORE_HITS
         else:
-            # a start there cannot be taken back, and its forecast errs by more seconds than that of a faster one: it
-            # must be better by more than that error
-            doubt = 1.0 + max(self.error, slow.error)
+            doubt = DOUBT if slow.seen else UNSEEN
             here += self.seconds * doubt * done_s(option, slow, asked.output, asked.context)
             there = self.seconds * faster.all_done_s(view.held)
             best = view.full[quickest[0][1]]
