@@ -88,6 +88,34 @@ def test_a_profile_wrong_by_a_factor_is_repaired_by_its_first_observations(facto
     assert capacity == pytest.approx(1 / cost.prefill_s, rel=0.1), "the share in use follows what was learned"
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_every_prompt_costs_is_not_taken_for_its_rate(beside: bool) -> None:
+    """The last token of a cached prompt takes a call of its own: a hundred of them say nothing of a thousand tokens."""
+    made = router(TRUE)
+    now = 0.0
+    if beside:
+        made.handle(
+            RequestArrived(request=Request(id="long", arrival_s=0.0, prompt_tokens=1000, max_tokens=9_000)), 0.0
+        )
+        now = 1000 * TRUE.prefill_s + TRUE.base_s
+        made.handle(FirstToken(request_id="long"), now)
+    for n in range(100):
+        name = f"r{n}"
+        made.handle(RequestArrived(request=Request(id=name, arrival_s=now, prompt_tokens=4, max_tokens=50)), now)
+        now += 3 * TRUE.base_s
+        made.handle(FirstToken(request_id=name), now)
+        for tokens in range(12, 50, 12):
+            now += 12 * (TRUE.base_s + TRUE.sequence_s * (2 if beside else 1))
+            made.handle(TokensProgressed(request_id=name, output_tokens=tokens), now)
+        if beside:
+            made.handle(TokensProgressed(request_id="long", output_tokens=52 * (n + 1)), now)
+        made.handle(RequestFinished(request_id=name, output_tokens=50), now)
+    cost = made.fleet.instances["i"].cost
+    assert cost is not None
+    assert cost.prefill_scale == pytest.approx(1.0, abs=0.15)
+    assert cost.decode_scale == pytest.approx(1.0, abs=0.15)
+
+
 def scales_after(seconds: list[float], cost: Cost, scales: Scales) -> None:
     for each in seconds:
         scales.observe(cost, 0.0, cost.decode_scale * 0.1, each, 0.0)

@@ -4,7 +4,9 @@ Total TTFT under load is queueing, not rate; learning from it feeds back and mak
 observation count:
 - the time between two token counts of one running request: steps * decode step + prompts computed meanwhile, unless a
   long prompt was half computed at either end;
-- the first token of a request that found no prompt ahead of it and none came after.
+- the first token of a request that found no prompt ahead of it and none came after;
+
+and neither where what was computed of a prompt is only a few tokens.
 
 Both say how long a known amount of prefill and decode work took together. Which of the two scales is wrong shows over
 observations that mix them differently: a Kalman filter over the logarithms of both scales,
@@ -27,6 +29,9 @@ from weighbridge.routing.fleet import Charge, Instance
 
 RANGE = 16.0
 FEWEST_TOKENS = 4
+FEWEST_PROMPT_TOKENS = 32
+"""Of less than that the time is what every prompt costs (a call more, KV copied to its place), not its length: taken
+for a rate, the last tokens of cached prompts make a long prompt look ten times as dear as it is."""
 ENOUGH = 40
 """Observations after which a guess is used like a profile."""
 GUESS = StepTerms(base_s=0.02, prefill_s=1e-4, sequence_s=1e-4, kv_s=1e-7)
@@ -160,10 +165,12 @@ class Correction:
         step = 0.5 * (
             probe.step_s * cost.decode_scale + cost.decode_step_s(instance.decoding, instance.decoding_kv_tokens)
         )
-        prefill = (instance.prefilled_tokens - probe.prefilled_tokens) * cost.prefill_s
+        prefilled = instance.prefilled_tokens - probe.prefilled_tokens
+        prefill = prefilled * cost.prefill_s
         # of a prompt that was being computed at either end nobody knows how much of it these seconds held
         unknown = cost.prefill_s * (probe.begun_tokens + _begun(instance))
-        if unknown <= MOST_UNKNOWN * (prefill + tokens * step):
+        telling = not 0 < prefilled < FEWEST_PROMPT_TOKENS
+        if telling and unknown <= MOST_UNKNOWN * (prefill + tokens * step):
             # a report may come just before or just after a step: half a token at either end
             self._observe(instance, cost, prefill, tokens * step, seconds, 0.25 / (tokens * tokens))
         probe.start(charge, cost, now_s)
@@ -171,7 +178,7 @@ class Correction:
     def first_token(self, charge: Charge, prefilled: int, now_s: float) -> None:
         """The prompt of `prefilled` uncached tokens is computed; to be called before the ledger releases it."""
         instance = charge.instance
-        if not charge.found_no_queue or instance.dispatches != charge.number:
+        if not charge.found_no_queue or instance.dispatches != charge.number or prefilled < FEWEST_PROMPT_TOKENS:
             return
         cost = self._cost(instance)
         td = cost.decode_step_s(instance.decoding, instance.decoding_kv_tokens)
