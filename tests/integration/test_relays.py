@@ -227,23 +227,28 @@ def test_a_killed_router_loses_no_stream_and_new_requests_are_served_by_the_next
     asyncio.run(run())
 
 
+def stands_after_a(go_on: asyncio.Event) -> Script:
+    """An engine whose streams stop after their first text until `go_on`."""
+
+    async def engine(call: Call) -> None:
+        if not json.loads(call.body).get("stream"):
+            await answer(call)
+            return
+        await call.sse_head()
+        await call.chunk(ROLE)
+        await call.chunk(frame("a"))
+        await go_on.wait()
+        for data in (frame("b"), frame("c"), frame(finish="stop"), DONE):
+            await call.chunk(data)
+        await call.last_chunk()
+
+    return engine
+
+
 def test_a_router_that_stands_still_is_replaced_and_loses_no_stream(tmp_path: Path) -> None:
     async def run() -> None:
         go_on = asyncio.Event()
-
-        async def engine(call: Call) -> None:
-            if not json.loads(call.body).get("stream"):
-                await answer(call)
-                return
-            await call.sse_head()
-            await call.chunk(ROLE)
-            await call.chunk(frame("a"))
-            await go_on.wait()
-            for data in (frame("b"), frame("c"), frame(finish="stop"), DONE):
-                await call.chunk(data)
-            await call.last_chunk()
-
-        async with relayed(tmp_path, engine, more="router_wait_s: 2\n") as fleet:
+        async with relayed(tmp_path, stands_after_a(go_on), more="router_wait_s: 2\n") as fleet:
             running = [asyncio.create_task(fleet.post()) for _ in range(4)]
             await fleet.until(lambda: fleet.served.fleet()["i0"]["in_flight"] == 4)
             stopped = fleet.served.ready["router_pid"]
@@ -270,20 +275,7 @@ def test_a_router_that_stands_still_is_replaced_and_loses_no_stream(tmp_path: Pa
 def test_a_killed_relay_releases_its_requests_and_the_others_notice_nothing(tmp_path: Path) -> None:
     async def run() -> None:
         go_on = asyncio.Event()
-
-        async def engine(call: Call) -> None:
-            if not json.loads(call.body).get("stream"):
-                await answer(call)
-                return
-            await call.sse_head()
-            await call.chunk(ROLE)
-            await call.chunk(frame("a"))
-            await go_on.wait()
-            for data in (frame("b"), frame("c"), frame(finish="stop"), DONE):
-                await call.chunk(data)
-            await call.last_chunk()
-
-        async with relayed(tmp_path, engine) as fleet:
+        async with relayed(tmp_path, stands_after_a(go_on)) as fleet:
             running = [asyncio.create_task(fleet.post()) for _ in range(16)]  # spread by the kernel, by chance
             await fleet.until(lambda: fleet.served.fleet()["i0"]["in_flight"] == 16)
             os.kill(fleet.served.ready["relay_pids"][0], signal.SIGKILL)

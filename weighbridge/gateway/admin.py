@@ -217,6 +217,13 @@ class Admin:
         gateway = self._gateway
         yield from gateway.stats.collect()
         yield from gateway.surface.forecasts.collect()
+        yield from self._instance_gauges()
+        yield from kv_metrics(gateway.kv)
+        yield from self._process_gauges()
+        yield from router_metrics(gateway.driver.router)
+
+    def _instance_gauges(self) -> Iterator[Metric]:
+        gateway = self._gateway
         endpoints = list(gateway.driver.endpoints.values())
         fleet = gateway.driver.router.fleet.instances
         one = ("instance",)
@@ -240,7 +247,9 @@ class Admin:
         yield gauge("weighbridge_instance_drifted", "1 if it left its profile and is forecast online.", one, online)
         drifts = [((name,), float(cost.drifts)) for name, cost in costs]
         yield gauge("weighbridge_instance_drifts", "Lasting changes of speed noticed.", one, drifts)
-        yield from kv_metrics(gateway.kv)
+
+    def _process_gauges(self) -> Iterator[Metric]:
+        gateway = self._gateway
         router = gateway.driver.router
         hub = gateway.hub
         told = Totals() if hub is None else hub.totals
@@ -262,13 +271,12 @@ class Admin:
         yield gauge("weighbridge_requests_live", "Requests that have arrived and not ended.", (), live)
         held = [((), float(router.held_requests))]
         yield gauge("weighbridge_requests_held", "Requests that wait in the router.", (), held)
-        loads = router.stability(now)
+        loads = router.stability(gateway.driver.now())
         rows = [
             ((what,), load) for what, load in (("tokens", loads.token_load), ("kv", loads.kv_load)) if load is not None
         ]
         text = "Offered load as a share of what the instances that are up can sustain; head-room is 1 less this."
         yield gauge("weighbridge_fleet_load_ratio", text, ("what",), rows)
-        yield from router_metrics(router)
         if gateway.writer is not None:
             dropped = [((), float(gateway.writer.dropped))]
             yield gauge("weighbridge_event_log_dropped", "Log entries dropped because the disk is slow.", (), dropped)
